@@ -16,6 +16,7 @@ from agentsvc.agentserver.responses import InitState as InitState
 from agentsvc.agentserver.responses import KeyRefused as KeyRefused
 from agentsvc.agentserver.responses import Metrics as Metrics
 from agentsvc.agentserver.responses import ServerFault as ServerFault
+from agentsvc.agentserver.responses import TokenUsage as TokenUsage
 from agentsvc.agentserver.responses import convert_answer as convert_answer
 from agentsvc.agentserver.responses import decode_events as decode_events
 from agentsvc.agentserver.responses import tokens_of as tokens_of

@@ -28,13 +28,14 @@ from agentsvc.conversations.files import ConversationFiles as ConversationFiles
 from agentsvc.conversations.files import HookEvent as HookEvent
 from agentsvc.conversations.files import Skill as Skill
 from agentsvc.conversations.live_settings import LiveSettings as LiveSettings
-from agentsvc.conversations.live_settings import UserSkill as UserSkill
 from agentsvc.conversations.message_queue import MessageQueue as MessageQueue
 from agentsvc.conversations.message_queue import Queued as Queued
 from agentsvc.conversations.message_queue_table import PendingKind as PendingKind
 from agentsvc.conversations.message_queue_table import PendingMessage as PendingMessage
 from agentsvc.conversations.message_search import FoundMessage as FoundMessage
 from agentsvc.conversations.message_search import find_messages as find_messages
+from agentsvc.conversations.model import DEFAULT_CONDENSER_SIZE as DEFAULT_CONDENSER_SIZE
+from agentsvc.conversations.model import DEFAULT_MAX_ITERATIONS as DEFAULT_MAX_ITERATIONS
 from agentsvc.conversations.model import SANDBOX_GONE as SANDBOX_GONE
 from agentsvc.conversations.model import Conversation as Conversation
 from agentsvc.conversations.model import ConversationPatch as ConversationPatch
@@ -64,12 +65,6 @@ from agentsvc.conversations.retention import keep_to_age as keep_to_age
 from agentsvc.conversations.secret_lookup import LookupTokens as LookupTokens
 from agentsvc.conversations.secret_lookup import ProviderPass as ProviderPass
 from agentsvc.conversations.service import Conversations as Conversations
-from agentsvc.conversations.starting.agent_request import (
-    DEFAULT_CONDENSER_SIZE as DEFAULT_CONDENSER_SIZE,
-)
-from agentsvc.conversations.starting.agent_request import (
-    DEFAULT_MAX_ITERATIONS as DEFAULT_MAX_ITERATIONS,
-)
 from agentsvc.conversations.starting.environments import Environment as Environment
 from agentsvc.conversations.starting.environments import EnvironmentSource as EnvironmentSource
 from agentsvc.conversations.starting.parts import StartParts as StartParts

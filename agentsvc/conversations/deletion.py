@@ -145,7 +145,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
     async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
         """Let a sandbox go with its last conversation, once the workspace is saved if it is to be."""
         sandbox = await self.sandboxes.find_any(sandbox_id, tx)
-        if self.archives.saves_deleted and last.is_ready and _has_files(sandbox):
+        if self.archives.config.on_delete and last.is_ready and _has_files(sandbox):
             await self.archives.insert(tx, archive_of(last, sandbox_id, releases=True))
         else:
             await self.archives.release(tx, sandbox_id)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from agentsvc.agentserver import TokenUsage as AgentTokenUsage
 from agentsvc.base import Secret
 from agentsvc.domain import (
     ConversationSort,
@@ -23,7 +24,8 @@ SANDBOX_GONE: Final = (
     "The sandbox of this conversation does not exist any more; a fork of the conversation goes on"
     " with its history in a new one"
 )
-
+DEFAULT_MAX_ITERATIONS: Final = 500
+DEFAULT_CONDENSER_SIZE: Final = 240
 
 _RUNNING: Final = ExecutionStatus.RUNNING
 
@@ -76,25 +78,11 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     """Its place among those that wait for room or for their turn, counted from 1."""
 
 
-class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+class TokenUsage(AgentTokenUsage, frozen=True, kw_only=True):
     """The tokens a conversation has used so far."""
 
     model: str = ""
     """Model that was asked; empty if not known"""
-    prompt_tokens: int = 0
-    """Tokens the model has read"""
-    completion_tokens: int = 0
-    """Tokens the model has written"""
-    cache_read_tokens: int = 0
-    """Tokens read from the provider's cache"""
-    cache_write_tokens: int = 0
-    """Tokens written into the provider's cache"""
-    reasoning_tokens: int = 0
-    """Tokens of the model's thinking"""
-    context_window: int = 0
-    """Most tokens the model can read; 0 if that is not known"""
-    per_turn_token: int = 0
-    """Tokens of the last call"""
     response_id: str = ""
     """Id the provider gave its last answer; empty if not known"""
 

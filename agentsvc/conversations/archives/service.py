@@ -93,11 +93,6 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         default_factory=lambda: asyncio.Semaphore(_PACKED_AT_ONCE)
     )
 
-    @property
-    def saves_deleted(self) -> bool:
-        """Whether the workspace of a deleted conversation is saved."""
-        return self.config.on_delete
-
     async def insert(self, tx: Transaction, archive: Archive) -> None:
         """Ask for an archive in the caller's transaction; it is saved in the background."""
         await insert_archive(tx, archive)

@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import BadRequest, Secret, dashed, now
+from agentsvc.conversations.model import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
 from agentsvc.conversations.other_agents import (
     acp_server_of,
     tags_of,
     to_agent_settings,
     variables_of,
 )
-from agentsvc.conversations.replay_script import MODEL
 from agentsvc.conversations.secret_lookup import Lookup
 from agentsvc.conversations.starting.prompts import PLANNER_SUFFIX
 from agentsvc.domain import (
@@ -34,8 +34,6 @@ from agentsvc.domain import (
 from agentsvc.domain import to_agent as to_agent_mcp
 from agentsvc.settings import Settings, get_profile, is_reserved, llm_of
 
-DEFAULT_MAX_ITERATIONS: Final = 500
-DEFAULT_CONDENSER_SIZE: Final = 240
 DEFAULT_CRITIC_THRESHOLD: Final = 0.6
 DEFAULT_REFINEMENTS: Final = 3
 SEARCH_SERVER_URL: Final = "https://mcp.tavily.com/mcp/"
@@ -60,10 +58,8 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent server offers, or None if it does not say."""
     has_public_skills: bool
     hook_config: Mapping[str, Any] | None
-    replay_url: str | None = None
-    """Where the agent finds, in place of its model, a recording to replay."""
-    session_key: Secret | None = None
-    """What the agent shows there."""
+    recording: Llm | None = None
+    """What the agent takes for its model while it replays."""
     model: Llm | None = None
     """The model as the sandbox gets it; None for that of order and settings as it is."""
     title_profile: str | None = None
@@ -190,7 +186,9 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
     options = settings.agent_options
     agent = {
         "kind": "Agent",
-        "llm": _recording(inputs) or _model(inputs, usage_id="agent", stream=True),
+        "llm": _model(inputs, usage_id="agent", stream=True)
+        if inputs.recording is None
+        else llm_to_agent(inputs.recording, usage_id="agent", stream=False),
         "tools": _tools(inputs),
         "mcp_config": _mcp(order.mcp_config or settings.mcp_config, settings),
         "condenser": _condenser(inputs),
@@ -202,13 +200,6 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
         "critic": _critic(options.verification, None if inputs.model else settings.llm_api_key),
     }
     return agent | {name: value for name, value in optional.items() if value is not None}
-
-
-def _recording(inputs: AgentInputs) -> dict[str, Any] | None:
-    if inputs.replay_url is None:
-        return None
-    recording = Llm(model=MODEL, api_key=inputs.session_key, base_url=inputs.replay_url)
-    return llm_to_agent(recording, usage_id="agent", stream=False)
 
 
 def _tools(inputs: AgentInputs) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import AgentRefused, Conflict, NotFound, Secret, StartRefused
-from agentsvc.conversations.replay_script import recording_of
+from agentsvc.conversations.replay_script import MODEL, recording_of
 from agentsvc.conversations.secret_lookup import LookupTokens, make_lookups
 from agentsvc.conversations.starting.agent_request import AgentInputs, chosen_model, make_agent_body
 from agentsvc.conversations.starting.parts import StartParts
@@ -81,6 +81,7 @@ class AgentRequests:
             raise StartRefused(_KEY_INSIDE)
         server = self._parts.sandboxes.inside_url(sandbox)
         replay_url = f"{server}/api/v1/webhooks/replays/{conversation_id}"
+        recording = Llm(model=MODEL, api_key=sandbox.session_key, base_url=replay_url)
         inputs = AgentInputs(
             conversation_id=conversation_id,
             order=order,
@@ -95,8 +96,7 @@ class AgentRequests:
             hook_config=files.hook_config,
             model=None if lent is model else lent,
             title_profile=title_profile,
-            replay_url=replay_url if steps else None,
-            session_key=sandbox.session_key,
+            recording=recording if steps else None,
         )
         keys = (settings.llm_api_key, lent.api_key, *order.secrets.values())
         return AgentRequest(
