@@ -1,11 +1,13 @@
-"""The first step of a start: whether its request can be carried out at all."""
+"""The first step of a start: whether its request can be carried out with the settings of its user.
+
+What can never be started was refused by `StartOrders` before it was stored.
+"""
 
 from agentsvc.conversations.other_agents import acp_server_of
 from agentsvc.conversations.starting.agent_request import check_secret_names, require_model
 from agentsvc.conversations.starting.parts import StartParts
-from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.states import CheckedStart, Start
-from agentsvc.domain import DEFAULT_HOSTS, Provider, check_branch, check_host
+from agentsvc.domain import DEFAULT_HOSTS, Provider, check_host
 
 
 async def check_request(parts: StartParts, start: Start) -> CheckedStart:
@@ -15,9 +17,6 @@ async def check_request(parts: StartParts, start: Start) -> CheckedStart:
     if acp_server_of(order, settings) is None:
         require_model(order, settings)
     check_secret_names(order)
-    first_message(order)
-    if order.branch:
-        check_branch(order.branch)
     tokens = {}
     for name, stored in (await parts.secrets.provider_tokens(user_id)).items():
         provider = Provider(name)
