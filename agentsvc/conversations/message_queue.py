@@ -326,10 +326,8 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
                 return
 
     async def _wait_for_start(self, user_id: str, conversation_id: str) -> None:
-        tasks, _ = await self.conversations.starts.search(
-            user_id, conversation_id=conversation_id, limit=1
-        )
-        for task in tasks:
+        task = await self.stores.tasks.find_of_conversation(conversation_id)
+        if task is not None:
             async for seen in self.conversations.starts.follow(user_id, task.id):
                 if seen.status is StartStatus.READY:
                     return

@@ -1,8 +1,9 @@
 """The parts of the server that starts of conversations need, and those who follow them."""
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -45,17 +46,17 @@ class StartFollowers:
         for queue in self._queues.get(task_id, ()):
             queue.put_nowait(None)
 
-    def join(self, task_id: str) -> asyncio.Queue[StartTask | None]:
-        """Return a queue that hears of a start from now on, until `leave`."""
+    @contextlib.contextmanager
+    def followed(self, task_id: str) -> Iterator[asyncio.Queue[StartTask | None]]:
+        """Give a queue that hears of a start inside this context."""
         queue: asyncio.Queue[StartTask | None] = asyncio.Queue()
         self._queues[task_id].append(queue)
-        return queue
-
-    def leave(self, task_id: str, queue: asyncio.Queue[StartTask | None]) -> None:
-        """Hear no more."""
-        self._queues[task_id].remove(queue)
-        if not self._queues[task_id]:
-            del self._queues[task_id]
+        try:
+            yield queue
+        finally:
+            self._queues[task_id].remove(queue)
+            if not self._queues[task_id]:
+                del self._queues[task_id]
 
 
 class StartParts(msgspec.Struct, frozen=True, kw_only=True):

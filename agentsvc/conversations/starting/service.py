@@ -212,8 +212,7 @@ class Starts:
 
         Ends early if the conversation is deleted. Raises NotFound.
         """
-        queue = self._parts.followers.join(task_id)
-        try:
+        with self._parts.followers.followed(task_id) as queue:
             [task] = await self.find_many(user_id, [task_id])
             if task is None:
                 raise NotFound
@@ -225,8 +224,6 @@ class Starts:
                 if changed.status.is_final or changed.updated_at > task.updated_at:
                     task = changed
                     yield task
-        finally:
-            self._parts.followers.leave(task_id, queue)
 
     def forget(self, task_ids: Iterable[str]) -> None:
         """End starts that were deleted."""
