@@ -212,7 +212,7 @@ class Reconciler:
                 raise
             # It may have ended since it was last seen; then that is the news.
             report = await backend.inspect(sandbox.handle)
-            if report.phase not in (Phase.FAILED, Phase.GONE):
+            if not _has_ended(sandbox, report):
                 raise
             return report
         return await backend.inspect(handle)
@@ -481,6 +481,13 @@ class Reconciler:
             await self._stores.announce(tx, before)
 
         await self._db.write(change)
+
+
+def _has_ended(before: Sandbox, report: Report) -> bool:
+    """Whether it has failed, gone or been stopped since it was last seen."""
+    if report.phase is Phase.PAUSED:
+        return report.paused_as is PausedAs.STOPPED and not before.is_stopped
+    return report.phase in (Phase.FAILED, Phase.GONE)
 
 
 def _needs_start(backend: Backend, sandbox: Sandbox) -> bool:

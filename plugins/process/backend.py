@@ -309,6 +309,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
         inspection = await self._running(handle)
+        if inspection.is_ended and inspection.is_half_paused:
+            raise BackendUnavailable(
+                "Processes of the sandbox do not end", detail=handle.sandbox_id
+            )
         if inspection.is_ended:
             raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(inspection, handle)
@@ -544,9 +548,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return await self._finished(inspection, handle)
 
     async def _finished(self, inspection: Inspection, handle: Handle) -> Inspection:
-        """Finish what was only half done to a sandbox, unless that has been done or undone meanwhile."""
+        """Finish what was only half done to a sandbox, unless that has been done or undone meanwhile.
 
-        def catch_up() -> None:
+        Return what a half-done pause or stop has become.
+        """
+
+        def catch_up() -> Inspection:
             tree = self._tree(inspection, handle)
             pause = inspection.folder.read_pause()
             if inspection.is_orphaned:
@@ -556,10 +563,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                     pausing.finish_stop(inspection.folder, tree)
                 else:
                     pausing.finish_pause(inspection.folder, tree, self.config.pause_seconds)
+            if not inspection.is_half_paused:
+                return inspection
+            return look_at(inspection.folder, self._mark(handle), self._numbers)
 
         if inspection.is_orphaned or inspection.is_half_paused:
             async with self._pausing[handle.sandbox_id]:
-                await finish(catch_up)
+                return await finish(catch_up)
         return inspection
 
     async def _running(self, handle: Handle) -> Inspection:

@@ -7,6 +7,7 @@ import pytest
 from agentsvc.base.values import monotonic, now
 from agentsvc.conversations.retention import give_up_idle
 from agentsvc.http.keys import DATABASE
+from agentsvc.plugin.backend import PausedAs
 from tests.sandboxes.test_sandboxes import PATH, start
 from tests.service import Client, Service
 from tests.troubles import TroubledWorld, eventually, reconfigure
@@ -48,3 +49,20 @@ async def test_one_that_is_resumed_is_used_for_what_is_pruned_at_the_same_moment
     await database.write(lambda tx: tx.run("UPDATE sandbox_uses SET active_at = NULL"))
     assert (await client.post(f"{PATH}/{sandbox_id}/resume")).status == 200
     assert await give_up_idle(database, now() - timedelta(hours=1)) == 0
+
+
+async def test_one_that_was_stopped_since_it_was_last_seen_is_started_again(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    sandbox_id = await start(client)
+    assert (await client.post(f"{PATH}/{sandbox_id}/pause")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    scans = fake_world.count("scan")
+    # The next server looks at all of them only once, as it starts.
+    await reconfigure(service, sandboxes={"sweep_seconds": 3600.0})
+    await eventually(lambda: fake_world.count("scan") > scans)
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    fake_world.sandboxes[sandbox_id].paused_as = PausedAs.STOPPED
+    assert (await client.post(f"{PATH}/{sandbox_id}/resume")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    assert fake_world.count("restart") == 1

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from process import sandbox_directory, tree
 
-from agentsvc.plugin.backend import Phase
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.plugin.backend import PausedAs, Phase
 from tests.plugins.process.rig import (
     BOTH_WAYS,
     core_rig,
@@ -120,6 +121,39 @@ async def test_a_pause_that_was_cut_short_is_finished_by_a_look(
         assert place.read_pause() == sandbox_directory.Pause(is_done=True)
         await bench.backend.resume(handle)
         await bench.wait(handle, Phase.RUNNING)
+
+
+@BOTH_WAYS
+async def test_a_stop_that_was_cut_short_is_finished_by_a_look_which_says_so(
+    tmp_path: Path, use_cgroups: bool
+) -> None:
+    async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
+        handle = await bench.serve()
+        place = sandbox_directory.SandboxDirectory(directory=bench.directory(handle))
+        place.write_pause(sandbox_directory.Pause(is_done=False, ends=True))
+
+        async def look() -> bool:
+            report = await bench.backend.inspect(handle)
+            assert report.phase is Phase.PAUSED
+            return report.paused_as is PausedAs.STOPPED
+
+        # Its processes are killed by one look, and seen to be gone by that or the next one.
+        while not await look():
+            assert place.read_pause() == sandbox_directory.Pause(is_done=False, ends=True)
+        assert place.read_pause() == sandbox_directory.Pause(is_done=True, ends=True)
+
+
+async def test_one_whose_stop_is_not_finished_yet_is_resumed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core_rig(tmp_path) as bench:
+        handle = await bench.serve()
+        place = sandbox_directory.SandboxDirectory(directory=bench.directory(handle))
+        place.write_pause(sandbox_directory.Pause(is_done=False, ends=True))
+        with monkeypatch.context() as patched:
+            patched.setattr(tree.Tree, "kill", lambda _self: True)
+            with pytest.raises(BackendUnavailable):
+                await bench.backend.resume(handle)
 
 
 async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: Path) -> None:
