@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 _UNTOLD: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
     JOIN sandboxes AS b ON b.id = r.sandbox_id
     WHERE r.told_at IS NULL AND b.phase = 'running'"""
+_BATCH: Final = 500
+_DELETE_SOME: Final = """DELETE FROM events WHERE conversation_id = :id AND seq IN (
+    SELECT seq FROM events WHERE conversation_id = :id AND seq < :end ORDER BY seq LIMIT :batch)"""
 _AGAIN: Final = "ON CONFLICT (id) DO UPDATE SET sandbox_id = excluded.sandbox_id, told_at = NULL"
 
 
@@ -59,18 +62,36 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
     async def remove(self, conversation_id: str) -> list[str]:
         """Delete a conversation and its descendants; return the ids of their start tasks.
 
-        In the same transaction the sandboxes that are empty then are given up.
+        In the same transaction the sandboxes that are empty then are given up. The events of long
+        ones have gone before, in pieces between which others write.
         """
+        conversations = self.stores.conversations
+        for member in await conversations.family(self.stores.db, conversation_id):
+            await self._shorten(member.id)
 
         async def body(tx: Transaction) -> list[str]:
-            family = await self.stores.conversations.family(tx, conversation_id)
+            family = await conversations.family(tx, conversation_id)
             ids = [member.id for member in family]
             tasks = await self.stores.tasks.ids_of_conversations(tx, ids)
-            await self.stores.conversations.delete(tx, family)
+            await conversations.delete(tx, family)
             await self._leave_sandboxes(tx, family)
             return tasks
 
         return await self.stores.db.write(body)
+
+    async def _shorten(self, conversation_id: str) -> None:
+        """Delete the events of a conversation but for the last ones, which go with it."""
+        sql = "SELECT next_seq FROM conversations WHERE id = :id"
+        end = await self.stores.db.value(sql, {"id": conversation_id})
+        if end is None or end <= _BATCH:
+            return
+        params = {"id": conversation_id, "end": end - _BATCH, "batch": _BATCH}
+
+        async def body(tx: Transaction) -> int:
+            return await tx.run(_DELETE_SOME, params)
+
+        while await self.stores.db.write(body) == _BATCH:
+            pass
 
     async def give_back(self, tx: Transaction, task: StartTask) -> None:
         """Give up the sandbox that was reserved for a start which failed before it used it."""

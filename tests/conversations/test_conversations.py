@@ -8,8 +8,9 @@ from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.message_queue_table import PendingKind
 from agentsvc.domain.orders import Content, ContentKind, Message
-from agentsvc.http.keys import CONVERSATIONS, KEYRING, PENDING
+from agentsvc.http.keys import CONVERSATIONS, DATABASE, KEYRING, PENDING
 from agentsvc.sandboxes import SandboxStatus
+from agentsvc.storage.database import Transaction
 from agentsvc.testing.llm import Playbook, call, finish
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
@@ -121,6 +122,39 @@ async def test_deleting_a_conversation_removes_its_children_events_tasks_and_emp
         assert await client.events(conversation_id) == []
     assert (await client.get(f"{PATH}/start-tasks/count")).json() == 0
     assert (await client.delete(f"{PATH}/{parent}")).status == 404
+
+
+async def test_others_write_while_a_long_conversation_is_deleted(
+    client: Client, service: Service
+) -> None:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    database, named = service.app[DATABASE], {"id": conversation_id}
+    more = """
+        WITH RECURSIVE numbers (value) AS (
+            SELECT 1000 UNION ALL SELECT value + 1 FROM numbers WHERE value < 5000
+        )
+        INSERT INTO events (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+        SELECT :id, value, 'e' || value, 'MessageEvent', '', 'agent', x'', ''
+        FROM numbers
+    """
+    await database.write(lambda tx: tx.run(more, named))
+    end = "UPDATE conversations SET next_seq = 5001 WHERE id = :id"
+    await database.write(lambda tx: tx.run(end, named))
+
+    async def count(tx: Transaction) -> int:
+        found = await tx.value("SELECT COUNT(*) FROM events WHERE conversation_id = :id", named)
+        return int(found or 0)
+
+    whole = await database.write(count)
+    seen = {whole}
+    async with asyncio.TaskGroup() as group:
+        deleting = group.create_task(client.delete(f"{PATH}/{conversation_id}"))
+        while not deleting.done():
+            seen.add(await database.write(count))
+    assert deleting.result().status == 200
+    assert await database.write(count) == 0
+    assert len(seen - {whole, 0}) > 1
 
 
 async def test_a_deleted_child_leaves_its_parent_and_their_sandbox(
