@@ -198,7 +198,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if inspection.phase is not Phase.FAILED and not inspection.is_ended:
             return handle
         await self._end(self._tree(inspection, handle), grace_seconds=0)
-        await finish(folder.forget_run)
+        await finish(lambda: folder.forget_run(was_stopped=inspection.is_ended))
         return await self._start(order, save)
 
     async def inspect(self, handle: Handle) -> Report:

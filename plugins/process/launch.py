@@ -113,6 +113,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         mark = sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
         temp = sandbox_directory.make_temp(record.temp, mark, record.user)
         if self.folder.read_state() is None:
+            self.folder.clear_pause()
             self._start_shim(mark, self._orders(mark, record, temp))
         return record
 

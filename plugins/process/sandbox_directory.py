@@ -267,9 +267,12 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         """Take the pause mark away."""
         (self.directory / "pause.json").unlink(missing_ok=True)
 
-    def forget_run(self) -> None:
-        """Forget a run that has ended, so that there can be another."""
-        self.clear_pause()
+    def forget_run(self, *, was_stopped: bool) -> None:
+        """Forget a run that has ended, so that there can be another; until then it is as stopped."""
+        if was_stopped:
+            self.write_pause(Pause(is_done=True, ends=True))
+        else:
+            self.clear_pause()
         (self.directory / "state.json").unlink(missing_ok=True)
 
     def make_control_token(self) -> str:

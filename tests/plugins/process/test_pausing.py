@@ -6,13 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from process import sandbox_directory, tree
+from process import layers, sandbox_directory, tree
 
 from agentsvc.base.errors import BackendUnavailable
-from agentsvc.plugin.backend import PausedAs, Phase
+from agentsvc.plugin.backend import PausedAs, Phase, StillFetching
 from tests.plugins.process.rig import (
     BOTH_WAYS,
     core_rig,
+    no_save,
     until,
 )
 
@@ -154,6 +155,25 @@ async def test_one_whose_stop_is_not_finished_yet_is_resumed_later(
             patched.setattr(tree.Tree, "kill", lambda _self: True)
             with pytest.raises(BackendUnavailable):
                 await bench.backend.resume(handle)
+
+
+async def test_one_whose_new_start_was_cut_short_is_still_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_copied_still(*_: object) -> None:
+        raise StillFetching("1 of 2 files")
+
+    async with core_rig(tmp_path) as bench:
+        handle = await bench.serve()
+        await bench.backend.stop(handle)
+        with monkeypatch.context() as patched:
+            patched.setattr(layers.Layers, "finish_rollback", is_copied_still)
+            with pytest.raises(StillFetching):
+                await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
+        report = await bench.backend.inspect(handle)
+        assert (report.phase, report.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
+        await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
+        await bench.wait(handle, Phase.RUNNING)
 
 
 async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: Path) -> None:
