@@ -87,12 +87,10 @@ class DeliveryWorker:
         """Delete what nobody asks for any more: old deliveries, and former secrets."""
         now = values.now()
         before = now - timedelta(seconds=self._config.keep_seconds)
-
-        async def body(tx: Transaction) -> None:
-            await SubscriptionTable.drop_former(tx, now)
-            await DeliveryTable.delete_settled(tx, before)
-
-        await self._db.write(body)
+        await self._db.write(partial(SubscriptionTable.drop_former, now=now))
+        # In pieces between which others write.
+        while await self._db.write(partial(DeliveryTable.delete_settled, before=before)):
+            pass
 
     async def _due_seconds(self, subscription: Subscription) -> float:
         now = values.now()

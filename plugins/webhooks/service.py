@@ -1,6 +1,7 @@
 """Subscriptions and their deliveries, as their owner sees them."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -93,7 +94,14 @@ class Webhooks:
         return await self._db.write(body)
 
     async def remove(self, user_id: str, subscription_id: str) -> None:
-        """Delete a subscription and all of its deliveries; raises NotFound."""
+        """Delete a subscription and all of its deliveries; raises NotFound.
+
+        What is settled goes before, in pieces between which others write.
+        """
+        await self.get(user_id, subscription_id)
+        settled = partial(DeliveryTable.delete_settled_of, subscription_id=subscription_id)
+        while await self._db.write(settled):
+            pass
 
         async def body(tx: Transaction) -> None:
             _owned(await SubscriptionTable.find(tx, subscription_id), user_id)

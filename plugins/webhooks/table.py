@@ -1,11 +1,14 @@
 """The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
 
 from datetime import datetime
+from typing import Final
 
 from agentsvc.base import to_stored
 from agentsvc.extension.storage import Queryable, Records, Transaction, record_of, row_of
 
 from .model import Delivery, DeliveryState, Subscription
+
+_BATCH: Final = 1000
 
 
 class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
@@ -190,9 +193,27 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
 
     @staticmethod
     async def delete_settled(tx: Transaction, before: datetime) -> int:
-        """Delete the deliveries that were settled before a moment."""
-        sql = "DELETE FROM webhook_deliveries WHERE settled_at < :before"
-        return await tx.run(sql, {"before": to_stored(before)})
+        """Delete some of the deliveries that were settled before a moment; return how many."""
+        sql = """
+            DELETE FROM webhook_deliveries
+            WHERE number IN (
+                SELECT number FROM webhook_deliveries WHERE settled_at < :before LIMIT :most
+            )
+        """
+        return await tx.run(sql, {"before": to_stored(before), "most": _BATCH})
+
+    @staticmethod
+    async def delete_settled_of(tx: Transaction, subscription_id: str) -> int:
+        """Delete some of the settled deliveries of a subscription; return how many."""
+        sql = """
+            DELETE FROM webhook_deliveries
+            WHERE number IN (
+                SELECT number FROM webhook_deliveries
+                WHERE subscription_id = :id AND settled_at IS NOT NULL
+                LIMIT :most
+            )
+        """
+        return await tx.run(sql, {"id": subscription_id, "most": _BATCH})
 
 
 # From lane to lane along the index: however much waits, only the first of each is read.

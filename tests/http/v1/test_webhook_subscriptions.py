@@ -288,6 +288,40 @@ async def test_old_deliveries_are_forgotten(
     await wait_for(client, made, lambda seen: seen == [])
 
 
+@pytest.mark.parametrize("how", ["deleted", "forgotten"])
+async def test_others_write_while_many_deliveries_go(
+    client: Client, service: Service, receiver: Receiver, how: str
+) -> None:
+    made = await subscribe(client, receiver.url)
+    database, named = service.app[DATABASE], {"id": made["id"]}
+    old = """
+        WITH RECURSIVE numbers (value) AS (
+            SELECT 1 UNION ALL SELECT value + 1 FROM numbers WHERE value < 5000
+        )
+        INSERT INTO webhook_deliveries (subscription_id, lane, type, seq, state, settled_at)
+        SELECT :id, 'c', 'event', value, 'delivered', '2020-01-01T00:00:00.000000Z' FROM numbers
+    """
+    await database.write(lambda tx: tx.run(old, named))
+
+    async def count(tx: Transaction) -> int:
+        sql = "SELECT COUNT(*) FROM webhook_deliveries WHERE subscription_id = :id"
+        return int(await tx.value(sql, named) or 0)
+
+    async def remove() -> None:
+        if how == "forgotten":
+            await service.app[DELIVERY_WORKER].forget_settled()
+        else:
+            assert (await client.delete(f"{HOOKS}/{made['id']}")).status == 200
+
+    seen = set()
+    async with asyncio.TaskGroup() as group:
+        removing = group.create_task(remove())
+        while not removing.done():
+            seen.add(await database.write(count))
+    assert await database.write(count) == 0
+    assert len(seen - {5000, 0}) > 1
+
+
 async def test_a_receiver_that_was_down_gets_everything(
     client: Client, receiver: Receiver, feed: Feeder
 ) -> None:
