@@ -38,12 +38,9 @@ class SandboxTable:
         self._vault = vault
         # Most rows are read many times before they change.
         self._from_row = lru_cache(maxsize=_MAX_DECODED)(self._decode)
-        self._by_key_hash: dict[str, Sandbox] = {}
-        self._changes = 0
 
     async def insert(self, tx: Transaction, sandbox: Sandbox) -> None:
         """Insert a new sandbox."""
-        tx.after_commit(self._forget)
         await tx.insert("sandboxes", self._to_row(sandbox))
 
     @staticmethod
@@ -144,8 +141,7 @@ class SandboxTable:
 
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
         """Give every sandbox that is starting until then."""
-        await self._change(
-            tx,
+        await tx.run(
             "UPDATE sandboxes SET ready_by = :ready_by"
             " WHERE phase IS NULL OR phase = 'starting' OR target = 'restarted'",
             {"ready_by": to_stored(ready_by)},
@@ -153,7 +149,7 @@ class SandboxTable:
 
     async def delete(self, tx: Transaction, sandbox_id: str) -> None:
         """Delete the row."""
-        await self._change(tx, "DELETE FROM sandboxes WHERE id = :id", {"id": sandbox_id})
+        await tx.run("DELETE FROM sandboxes WHERE id = :id", {"id": sandbox_id})
 
     async def find(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
         """Return the sandbox, whoever owns it."""
@@ -170,20 +166,13 @@ class SandboxTable:
     ) -> Sandbox | None:
         """Return the sandbox whose session key has this SHA-256.
 
-        It is remembered until any sandbox changes, which nobody but this server makes: requests to
-        sandboxes are many, and show the same key.
+        Requests to sandboxes are many, and show the same key.
         """
         where, params = " WHERE session_key_hash = :hash", {"hash": key_hash}
         if reader is not None:
             return await self._find(reader, where, params)
-        known = self._by_key_hash.get(key_hash)
-        if known is not None:
-            return known
-        changes = self._changes
-        found = await self._find(self._db, where, params)
-        if found is not None and changes == self._changes:
-            self._by_key_hash[key_hash] = found
-        return found
+        key = (SandboxTable, key_hash)
+        return await self._db.keep(key, lambda: self._find(self._db, where, params))
 
     async def find_of_user(self, user_id: str, ids: list[str]) -> dict[str, Sandbox]:
         """Return those of the named sandboxes that are this user's, by id."""
@@ -255,16 +244,7 @@ class SandboxTable:
     async def _set(self, tx: Transaction, sandbox_id: str, what: str, **params: Any) -> None:
         """Store what has changed of a sandbox."""
         sql = " ".join(("UPDATE sandboxes SET", what, ", updated_at = :now WHERE id = :id"))
-        await self._change(tx, sql, {"id": sandbox_id, "now": to_stored(now()), **params})
-
-    async def _change(self, tx: Transaction, sql: str, params: Mapping[str, Any]) -> int:
-        """Run a statement after which nothing that was remembered counts any more."""
-        tx.after_commit(self._forget)
-        return await tx.run(sql, params)
-
-    def _forget(self) -> None:
-        self._by_key_hash.clear()
-        self._changes += 1
+        await tx.run(sql, {"id": sandbox_id, "now": to_stored(now()), **params})
 
     def _to_row(self, sandbox: Sandbox) -> Mapping[str, Any]:
         key = sandbox.session_key.reveal()

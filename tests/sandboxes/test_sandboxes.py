@@ -8,8 +8,9 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import BackendUnavailable, Conflict, NotFound, OrderRejected
 from agentsvc.base.values import monotonic
-from agentsvc.http.keys import SANDBOXES
+from agentsvc.http.keys import DATABASE, SANDBOXES
 from agentsvc.plugin.backend import Capability, Phase
+from agentsvc.storage import Database
 from agentsvc.testing.backend import FakeBackend
 from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
@@ -471,6 +472,20 @@ async def test_a_sandboxs_key_opens_nothing_unless_it_runs(
         case _:
             fake_world.unreachable = True
             await client.delete(f"{PATH}/{sandbox_id}")
+    assert not await can_call(service, key)
+
+
+async def test_a_key_opens_nothing_once_another_process_has_given_its_sandbox_up(
+    client: Client, service: Service
+) -> None:
+    sandbox_id = await start(client)
+    key = await key_of(client, sandbox_id)
+    assert await can_call(service, key)
+    # As `agentsvc prune` does beside a server that runs.
+    beside = await Database.open(service.app[DATABASE].path)
+    sql = "UPDATE sandboxes SET target = 'deleted' WHERE id = :id"
+    await beside.write(lambda tx: tx.run(sql, {"id": sandbox_id}))
+    await beside.close()
     assert not await can_call(service, key)
 
 
