@@ -117,8 +117,11 @@ class BackendRegistry:
     async def close(self) -> None:
         """Close every backend; sandboxes keep running."""
         self._open.clear()
-        for backend in self._backends.values():
-            await backend.close()
+        for name, backend in self._backends.items():
+            try:
+                await backend.close()
+            except (Exception, SystemExit):  # a plugin may raise anything; the others are closed
+                log.exception("backend cannot be closed", extra={"backend": name})
 
     def names(self) -> list[str]:
         """Return the names of the configured backends."""

@@ -403,6 +403,20 @@ def test_the_built_in_backend_needs_no_table(tmp_path: Path) -> None:
     assert registry.specs() == [DEFAULT_SPEC]
 
 
+async def test_a_backend_that_cannot_be_closed_leaves_no_other_open() -> None:
+    closed = []
+
+    class Closing(FakeBackend):
+        async def close(self) -> None:
+            closed.append(self)
+            raise RuntimeError("closing failed")
+
+    fake = FakeWorld().backend()
+    several = {name: Closing(fake.config, fake.context) for name in ("first", "second")}
+    await BackendRegistry(several, []).close()
+    assert closed == list(several.values())
+
+
 async def test_a_backend_that_cannot_be_opened_is_out_of_reach_until_it_can(
     tmp_path: Path,
 ) -> None:
