@@ -27,7 +27,8 @@ ARCHIVE: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.tar\.zst")
 """The name that a saved workspace has in a backup."""
 ABOUT: Final = "about.json"
 _IN_USE: Final = re.compile(
-    rf"{DATABASE}(-wal|-shm)?|{MASTER_KEY}|{INSTANCE_ID}|lock|url|(first|command)-key|callback-addresses|{ARCHIVE.pattern}"
+    rf"{DATABASE}(-wal|-shm|\.v.*)?|{MASTER_KEY}(\.next|\.former.*)?|{INSTANCE_ID}|lock|url|(first|command)-key"
+    rf"|callback-addresses|{ARCHIVE.pattern}|backends/.*"
 )
 
 

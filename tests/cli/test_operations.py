@@ -294,7 +294,11 @@ def test_a_backup_takes_the_place_of_files_only(
     link.unlink()
     before = {one.name: one.read_bytes() for one in data_dir.iterdir() if one.is_file()}
     link.symlink_to(data_dir / "agentsvc.db")
-    names = ("master.key", "agentsvc.db-wal", "lock", "url", f"archives/{'0' * 32}.tar.zst")
+    names = (
+        *("master.key", "master.key.former", "master.key.former.1", "master.key.next"),
+        *("agentsvc.db-wal", "agentsvc.db.v3-20260101T000000", "lock", "url"),
+        *(f"archives/{'0' * 32}.tar.zst", "backends/process/0/x"),
+    )
     for own in (link, *map(data_dir.joinpath, names)):
         assert call("backup", own, "--data-dir", data_dir).exit_code == 2
     assert {one.name: one.read_bytes() for one in data_dir.iterdir() if one.is_file()} == before
