@@ -3,7 +3,7 @@
 import sys
 import time
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Annotated, Final
 
 import click
 import msgspec
@@ -16,6 +16,20 @@ from agentsvc.cli.server import Login, login_file
 
 _DEVICE: Final = "/oauth/device"
 _WAITING: Final = ("authorization_pending", "slow_down")
+
+type _Seconds = Annotated[int, msgspec.Meta(ge=0, le=86_400)]
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """A login in a browser; what is shown and opened of it is what a server may say."""
+
+    verification_uri_complete: Annotated[
+        str, msgspec.Meta(pattern=r"^https?://[^\0-\x20\x7f-\x9f]+\Z")
+    ]
+    user_code: Annotated[str, msgspec.Meta(pattern=r"^[!-~]+\Z")]
+    device_code: str
+    interval: _Seconds
+    expires_in: _Seconds
 
 
 @click.command(
@@ -52,28 +66,28 @@ def command(url: str, api_key: str | None) -> None:
 def _by_browser(api: Api) -> str:
     """Return the key that somebody gives this program in a browser, "" where that is not offered."""
     try:
-        login: dict[str, Any] = api.call("POST", f"{_DEVICE}/authorize")
+        offer = msgspec.convert(api.call("POST", f"{_DEVICE}/authorize"), _Offer)
+    except msgspec.ValidationError as exc:
+        raise api.no_server() from exc
     except RequestRefused as exc:
         if exc.status == HTTPStatus.NOT_FOUND:
             return ""
         raise
-    try:
-        page, code = login["verification_uri_complete"], login["user_code"]
-        device_code, wait = login["device_code"], login["interval"]
-        deadline = monotonic() + login["expires_in"]
-    except (KeyError, TypeError) as exc:
-        raise api.no_server() from exc
-    click.echo(f"open {page}\nand let in the program with the code {code}", err=True)
+    page, wait = offer.verification_uri_complete, offer.interval
+    deadline = monotonic() + offer.expires_in
+    click.echo(f"open {page}\nand let in the program with the code {offer.user_code}", err=True)
     click.launch(page)
+    asked = {"device_code": offer.device_code}
     while monotonic() < deadline:
         time.sleep(wait)
         try:
-            asked = {"device_code": device_code}
             token: str = api.call("POST", f"{_DEVICE}/token", body=asked)["access_token"]
         except RequestRefused as exc:
             if exc.error not in _WAITING:
                 raise
             wait += exc.error == "slow_down"
+        except (KeyError, TypeError) as exc:
+            raise api.no_server() from exc
         else:
             return token
     raise CommandFailed("nobody has let this program in")

@@ -1,5 +1,6 @@
 """Commands against what answers in another form than a server of this version."""
 
+import json
 import re
 import socket
 
@@ -47,12 +48,38 @@ def test_an_answer_of_another_form_is_told_in_one_line(answer: str) -> None:
             assert re.match("(ready\n)?error: .*\nhint: .*\n", result.stderr), words
 
 
-def test_who_logs_in_by_a_browser_is_told_what_is_no_server() -> None:
-    sent = b"HTTP/1.1 200 OK\r\n\r\n{}"
+OFFER = {
+    "verification_uri_complete": "https://agents.example.org/oauth/device/verify?user_code=A",
+    "user_code": "A",
+    "device_code": "B",
+    "interval": 0,
+    "expires_in": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {},
+        {**OFFER, "interval": "5"},
+        {**OFFER, "interval": -1},
+        {**OFFER, "expires_in": 10**9},
+        {**OFFER, "user_code": "A\x1b[2J"},
+        {**OFFER, "verification_uri_complete": "file:///etc/passwd"},
+        {**OFFER, "verification_uri_complete": "/usr/share/applications/a.desktop"},
+    ],
+)
+def test_who_logs_in_by_a_browser_is_told_what_is_no_server(
+    offer: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(click, "launch", opened.append)
+    sent = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(offer).encode()
     with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, sent):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         result = CliRunner().invoke(cli, ["login", url])
     assert (result.exit_code, "is no agentsvc server" in result.stderr) == (1, True)
+    assert opened == []
 
 
 def test_what_a_server_does_not_have_may_be_switched_off() -> None:
