@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agentsvc.base import Conflict, new_id, new_key
-from agentsvc.plugin import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, PausedAs, Phase
+from agentsvc.plugin import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, PausedAs, Phase, Report
 from agentsvc.testing.inspection import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url
@@ -155,14 +155,13 @@ async def a_sandbox_that_never_was_is_gone(rig: Rig) -> None:
 async def a_workload_that_exits_is_failed_with_its_exit_code(rig: Rig) -> None:
     """Check that an ended command is FAILED, with its code and a reason in one line."""
 
-    async def later() -> Handle:
+    async def later() -> tuple[Handle, Report]:
         handle, running = await rig.run()
         await rig.ask(running, "POST", "/exit/3")
-        return handle
+        return handle, await rig.wait(handle, Phase.FAILED)
 
-    ended = await together(rig.create(rig.order(env={"KIT_EXIT": "7"})), later())
-    for handle, code in zip(ended, (7, 3), strict=True):
-        report = await rig.wait(handle, Phase.FAILED)
+    ended = await together(rig.fail(7), later())
+    for (_, report), code in zip(ended, (7, 3), strict=True):
         expect(report.exit_code == code, f"the exit code is {report.exit_code}, not {code}")
         expect(bool(report.reason), "the report does not say why")
         expect("\n" not in report.reason, "the reason is more than one line")
@@ -183,9 +182,7 @@ async def delete_works_in_every_phase_and_twice(rig: Rig) -> None:
         return rig.saved[handle.sandbox_id][0]
 
     async def failed() -> Handle:
-        handle = await rig.create(rig.order(env={"KIT_EXIT": "1"}))
-        await rig.wait(handle, Phase.FAILED)
-        return handle
+        return (await rig.fail())[0]
 
     async def paused() -> Handle:
         handle, _ = await rig.run()
@@ -225,24 +222,19 @@ async def after_delete_nothing_answers_and_scan_is_empty(rig: Rig) -> None:
 async def after_delete_nothing_is_left_on_the_host(rig: Rig) -> None:
     """Check by other roads than scan that delete removes what create and its failures made."""
 
-    async def running() -> Handle:
+    async def running() -> tuple[Handle, Report]:
         handle, report = await rig.run()
         await rig.ask(report, "PUT", "/files/note", b"to be removed")
-        return handle
+        return handle, report
 
-    async def failed() -> Handle:
-        handle = await rig.create(rig.order(env={"KIT_EXIT": "1"}))
-        await rig.wait(handle, Phase.FAILED)
-        return handle
-
-    made = await together(running(), failed())
+    made = await together(running(), rig.fail())
     expect(await rig.reported_leftovers() != [], "leftovers names nothing of a sandbox that runs")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_AFTER[-1]):
             await rig.create(rig.order())
     for found in await rig.backend.scan():
         await rig.backend.delete(found.handle)
-    for handle in made:
+    for handle, _ in made:
         await rig.backend.delete(handle)
     left = await rig.leftovers()
     expect(not left, f"this is left: {', '.join(left[:_MAX_NAMED])}")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from agentsvc.base import Secret, new_id, now
 from agentsvc.testing.listening import Listening
@@ -183,7 +184,7 @@ class ScriptedModel(Listening):
 
     async def start(self) -> None:
         """Begin to listen; the port is chosen by the system unless one was given."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._admit])
         app.router.add_post("/v1/chat/completions", self._post_completion)
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
@@ -195,21 +196,21 @@ class ScriptedModel(Listening):
 
     # Handlers
 
-    async def _get_models(self, request: web.Request) -> web.StreamResponse:
-        if not self._is_allowed(request):
-            return self._refuse(401)
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        is_allowed = scheme == "Bearer" and Secret(key) == self.key
+        return await handler(request) if is_allowed else self._refuse(401)
+
+    async def _get_models(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "list", "data": [_MODEL]})
 
     async def _get_model(self, request: web.Request) -> web.StreamResponse:
-        if not self._is_allowed(request):
-            return self._refuse(401)
         if request.match_info["model"] != MODEL:
             return self._refuse(404)
         return web.json_response(_MODEL)
 
     async def _post_completion(self, request: web.Request) -> web.StreamResponse:
-        if not self._is_allowed(request):
-            return self._refuse(401)
         if self._failures:
             return self._refuse(self._failures.pop(0))
         try:
@@ -227,10 +228,6 @@ class ScriptedModel(Listening):
         if body.get("stream"):
             return await _stream(request, body, answer, reply.piece_seconds)
         return web.json_response(answer)
-
-    def _is_allowed(self, request: web.Request) -> bool:
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        return scheme == "Bearer" and Secret(key) == self.key
 
     def _refuse(self, status: int, message: str = "") -> web.Response:
         self.refused += 1

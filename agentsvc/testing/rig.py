@@ -158,6 +158,11 @@ class Rig:
         handle = await self.create(order or self.order())
         return handle, await self.wait(handle, Phase.RUNNING)
 
+    async def fail(self, exit_code: int = 1) -> tuple[Handle, Report]:
+        """Create a sandbox whose workload ends at once, and wait until that is seen."""
+        handle = await self.create(self.order(env={"KIT_EXIT": str(exit_code)}))
+        return handle, await self.wait(handle, Phase.FAILED)
+
     async def wait(self, handle: Handle, phase: Phase) -> Report:
         """Wait until a sandbox is in a phase; a phase that leads nowhere else fails the check."""
         final = {Phase.FAILED, Phase.GONE} - {phase}
@@ -175,10 +180,9 @@ class Rig:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def is_listed(self, sandbox_id: str, backend: Backend | None = None) -> bool:
+    async def is_listed(self, sandbox_id: str) -> bool:
         """Say whether scan lists a sandbox."""
-        found = await (backend or self.backend).scan()
-        return any(item.handle.sandbox_id == sandbox_id for item in found)
+        return any(item.handle.sandbox_id == sandbox_id for item in await self.backend.scan())
 
     async def ask(self, report: Report, method: str, path: str, body: bytes = b"") -> bytes:
         """Ask the workload over HTTP and return its answer; OSError if it cannot be had."""
