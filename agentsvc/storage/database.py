@@ -322,7 +322,8 @@ class Database(Queryable):
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
     def __init__(self, path: Path, writer: _WriterThread, readers: _Readers) -> None:
-        self._path = path
+        self.path = path
+        """The file itself."""
         self._writer = writer
         self._readers = readers
         self._jobs: deque[_Job] = deque()
@@ -332,11 +333,6 @@ class Database(Queryable):
         self._kept = KeptReads(readers.version)
         self._body: asyncio.Task[Any] | None = None
         self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
-
-    @property
-    def path(self) -> Path:
-        """The file itself."""
-        return self._path
 
     @classmethod
     async def open(

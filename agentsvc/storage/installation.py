@@ -18,6 +18,8 @@ from agentsvc.storage.queries import Queryable
 from agentsvc.storage.vault import Vault
 
 _KEY_ID: Final = "master_key_id"
+_MISSING: Final = "missing, and what it has sealed cannot be read"
+_ANOTHER: Final = "not the one that sealed what this database holds"
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
 _BEGIN_ANEW: Final = (
     "restore a backup into another directory; to begin anew, move `instance-id` away, too:"
@@ -71,7 +73,7 @@ class Installation:
                 hint=_BEGIN_ANEW,
             )
         if data_directory.instance_id.exists() and not data_directory.master_key.exists():
-            raise _missing(data_directory)
+            raise _wrong_key(data_directory, _MISSING)
         async with contextlib.AsyncExitStack() as opened:
             database = await Database.open(data_directory.database)
             opened.push_async_callback(database.close)
@@ -124,7 +126,7 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
     No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
     """
     if not data_directory.master_key.exists() and not data_directory.next_master_key.exists():
-        raise _missing(data_directory)
+        raise _wrong_key(data_directory, _MISSING)
     database = await Database.open(data_directory.database)
     try:
         new = Vault.open(data_directory.next_master_key)
@@ -144,10 +146,10 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
 def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
     """Raise StartFailed unless the master key is that of a copy of the database, which nobody uses."""
     if not data_directory.master_key.exists():
-        raise _missing(data_directory)
+        raise _wrong_key(data_directory, _MISSING)
     recorded = read_installation(copy).get(_KEY_ID)
     if recorded not in (None, Vault.open(data_directory.master_key).key_id):
-        raise _another(data_directory)
+        raise _wrong_key(data_directory, _ANOTHER)
 
 
 def _keep_earlier(former: Path) -> None:
@@ -177,10 +179,10 @@ async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
 async def _open_vault(database: Database, data_directory: DataDirectory) -> Vault:
     known = await database.read(_sealed_by)
     if known and not data_directory.master_key.exists():
-        raise _missing(data_directory)
+        raise _wrong_key(data_directory, _MISSING)
     vault = Vault.open(data_directory.master_key)
     if known and vault.key_id not in known:
-        raise _another(data_directory)
+        raise _wrong_key(data_directory, _ANOTHER)
     await _record(database, vault.key_id)
     return vault
 
@@ -226,19 +228,6 @@ def _has_content(file: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
 
 
-def _missing(data_directory: DataDirectory) -> StartFailed:
-    return StartFailed(
-        f"the master key {data_directory.master_key} is missing, and what it has sealed cannot be read",
-        hint=_hint(data_directory),
-    )
-
-
-def _another(data_directory: DataDirectory) -> StartFailed:
-    return StartFailed(
-        f"the master key {data_directory.master_key} is not the one that sealed what this database holds",
-        hint=_hint(data_directory),
-    )
-
-
-def _hint(data_directory: DataDirectory) -> str:
-    return _UNFINISHED if data_directory.next_master_key.exists() else _RESTORE
+def _wrong_key(data_directory: DataDirectory, why: str) -> StartFailed:
+    hint = _UNFINISHED if data_directory.next_master_key.exists() else _RESTORE
+    return StartFailed(f"the master key {data_directory.master_key} is {why}", hint=hint)

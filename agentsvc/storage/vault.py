@@ -83,23 +83,19 @@ class Vault:
 
         Raises AgentsvcError when it was sealed with another key or context, or was changed.
         """
-        head, nonce, rest = _split(sealed)
+        body = _HEAD_BYTES + _NONCE_BYTES
+        head, nonce = sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:body]
         if head != self._head:
             raise AgentsvcError(
                 "a stored secret was sealed with another master key; restore that key file",
                 detail=f"context {context}",
             )
         try:
-            return self._cipher.decrypt(nonce, rest, head + context.encode())
+            return self._cipher.decrypt(nonce, sealed[body:], head + context.encode())
         except (InvalidTag, ValueError) as exc:
             raise AgentsvcError(
                 "a stored secret is damaged; store it again", detail=f"context {context}"
             ) from exc
-
-
-def _split(sealed: bytes) -> tuple[bytes, bytes, bytes]:
-    body = _HEAD_BYTES + _NONCE_BYTES
-    return sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:body], sealed[body:]
 
 
 def _parse_key(text: bytes, key_file: Path) -> bytes:
