@@ -1,7 +1,6 @@
 """`agentsvc plugins`: shows what is loaded, checks a backend on this machine, begins a new one."""
 
 import asyncio
-import json
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from agentsvc.base import OrderRejected, new_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, example, json_option, load_config
 from agentsvc.cli.text import json_text, print_table, to_records
-from agentsvc.config import Config
+from agentsvc.config import Config, to_toml
 from agentsvc.plugin import API_VERSION, Health, Port, Spec
 from agentsvc.sandboxes import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
 from agentsvc.testing import CHECKS, WORKLOAD, KitOptions, Outcome, check_backend, skeleton
@@ -93,14 +92,12 @@ def workload(image: str | None) -> None:
     """
     python = "python3" if image else "{python}"
     env = {"KIT_PORT": "{port.web}", **(_EVERYWHERE if image else {})}
-    fields = {"image": image, "command": [python, "-I", "-c", WORKLOAD]}
+    named = {"image": image} if image else {}
+    command = [python, "-I", "-c", WORKLOAD]
     click.echo(f"[specs.{_KIT_SPEC}]")
-    for name, value in fields.items():
-        if value is not None:
-            # What JSON writes of texts and lists of them is TOML, too.
-            click.echo(f"{name} = {json.dumps(value)}")
-    click.echo("env = {{ {} }}".format(", ".join(f"{key} = {json.dumps(env[key])}" for key in env)))
-    click.echo(f'ports = [{{ name = "{_WEB.name}" }}]')
+    spec = {**named, "command": command, "env": env, "ports": [{"name": _WEB.name}]}
+    for name, value in spec.items():
+        click.echo(f"{name} = {to_toml(value)}")
 
 
 @command.command("new", epilog=example("agentsvc plugins new mine --directory agentsvc-mine"))
