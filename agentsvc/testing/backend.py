@@ -79,25 +79,38 @@ class FakeSandbox:
         self.ports: dict[str, int] = {}
         self.workload: Workload | None = None
         self.thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_removed = False
 
     def start(self, phase: Phase) -> None:
         """Run the kit's workload in a thread; blocks for a moment."""
         with self._lock:
-            if not self._is_removed:
-                self._start(phase)
+            if self._is_removed:
+                return
+            self.directory = self.directory or Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
+            self.ports = self.ports or {port.name: _free_port() for port in self.order.ports}
+            secret = {name: value.reveal() for name, value in self.order.secret_env.items()}
+            env = {name: fill(value, self.ports) for name, value in self.order.env.items()}
+            self.workload = Workload({**env, **secret}, self.directory, self._write)
+            self.workload.open()
+            self.urls = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
+            self.phase = phase
+            self.thread = threading.Thread(target=self._run, args=(self.workload,), daemon=True)
+            self.thread.start()
 
     def stop(self) -> None:
         """End the workload's thread; blocks for a moment."""
         with self._lock:
-            self._stop()
+            workload, self.workload = self.workload, None
+            if workload is not None and self.thread is not None:
+                workload.stop()
+                self.thread.join()
 
     def remove(self) -> None:
         """Stop for good, and remove the files; blocks for a moment."""
         with self._lock:
             self._is_removed = True
-            self._stop()
+            self.stop()
             if self.directory is not None:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -113,24 +126,6 @@ class FakeSandbox:
         self.directory = Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
         for name, content in files.items():
             (self.directory / name).write_bytes(content)
-
-    def _start(self, phase: Phase) -> None:
-        self.directory = self.directory or Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
-        self.ports = self.ports or {port.name: _free_port() for port in self.order.ports}
-        secret = {name: value.reveal() for name, value in self.order.secret_env.items()}
-        env = {name: fill(value, self.ports) for name, value in self.order.env.items()}
-        self.workload = Workload({**env, **secret}, self.directory, self._write)
-        self.workload.open()
-        self.urls = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
-        self.phase = phase
-        self.thread = threading.Thread(target=self._run, args=(self.workload,), daemon=True)
-        self.thread.start()
-
-    def _stop(self) -> None:
-        workload, self.workload = self.workload, None
-        if workload is not None and self.thread is not None:
-            workload.stop()
-            self.thread.join()
 
     def _run(self, workload: Workload) -> None:
         code = workload.run()
