@@ -16,6 +16,7 @@ from process.specs import DEFAULT_SPEC
 from agentsvc.base.errors import BackendUnavailable, StartFailed
 from agentsvc.config.sandboxes import LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config
+from agentsvc.extension.server import make_extensions
 from agentsvc.plugin.backend import Port, Spec
 from agentsvc.plugin.files import bundled
 from agentsvc.plugin.hookspecs import hookimpl
@@ -401,6 +402,19 @@ def test_the_built_in_backend_needs_no_table(tmp_path: Path) -> None:
     registry = BackendRegistry.build(host, Config(), instance_id="x", state_dir=tmp_path)
     assert registry.names() == ["process"]
     assert registry.specs() == [DEFAULT_SPEC]
+
+
+@pytest.mark.parametrize("offered", ["a text", Port])
+def test_what_is_no_extension_is_told_with_its_plugin(offered: object) -> None:
+    class Odd:
+        @hookimpl
+        def agentsvc_register_extensions(self) -> list[object]:
+            return [offered]
+
+    host = PluginHost()
+    host.add("odd", Odd(), version="", origin="here")
+    with pytest.raises(StartFailed, match=r"Plugin `odd` offers `.*`, which is no Extension"):
+        make_extensions(host, Config())
 
 
 async def test_a_backend_that_cannot_be_closed_leaves_no_other_open() -> None:

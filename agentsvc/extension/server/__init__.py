@@ -129,9 +129,10 @@ def git_hosts_of(extensions: list[tuple[str, Extension[Any]]]) -> dict[Provider,
     }
 
 
-def _make(name: str, kind: type, config: Config) -> Extension[Any]:
-    if not issubclass(kind, Extension):
-        raise StartFailed(f"Plugin `{name}` offers `{kind.__name__}`, which is no Extension")
+def _make(name: str, kind: object, config: Config) -> Extension[Any]:
+    if not (isinstance(kind, type) and issubclass(kind, Extension)):
+        offered = getattr(kind, "__name__", kind)
+        raise StartFailed(f"Plugin `{name}` offers `{offered}`, which is no Extension")
     return kind(settings_of(config, name, kind.Config))
 
 
