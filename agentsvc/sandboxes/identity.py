@@ -12,7 +12,6 @@ from agentsvc.agentserver import AgentClient, AgentServer, Confirm
 from agentsvc.base import PortUnavailable, Secret, sha256
 from agentsvc.plugin import Endpoint, Handle
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
 
 _OURS = "http+unix"
@@ -38,19 +37,16 @@ class IdentityVerifier:
 
     def of(self, backend: str, handle: Handle | None, endpoint: Endpoint) -> Confirm | None:
         """Return what confirms new connections to an endpoint; None where none needs to be."""
-        if urlsplit(endpoint.url).scheme == _OURS:
-            return None
-        return partial(self._confirm, backend, handle, endpoint)
+        return _unless_ours(endpoint.url, partial(self._confirm, backend, handle, endpoint))
 
     def of_key(self, url: str, key: Secret) -> Confirm | None:
         """Return what confirms new connections to the agent server of the sandbox with that key."""
-        if urlsplit(url).scheme == _OURS:
-            return None
-        return partial(self._confirm_by_key, url, key)
+        return _unless_ours(url, partial(self._confirm_by_key, url, key))
 
     async def _confirm_by_key(self, url: str, key: Secret, source_port: int) -> None:
         sandbox = await self._table.find_by_key_hash(sha256(key.reveal()))
-        endpoint = _endpoint_at(sandbox, url)
+        known = sandbox.endpoints if sandbox else ()
+        endpoint = next((end for end in known if end.url == url), None)
         if sandbox is None or endpoint is None:
             raise PortUnavailable("The sandbox is not at this address any more")
         await self._confirm(sandbox.backend, sandbox.handle, endpoint, source_port)
@@ -67,6 +63,5 @@ class IdentityVerifier:
             )
 
 
-def _endpoint_at(sandbox: Sandbox | None, url: str) -> Endpoint | None:
-    found = sandbox.endpoints if sandbox else ()
-    return next((end for end in found if end.url == url), None)
+def _unless_ours(url: str, confirm: Confirm) -> Confirm | None:
+    return None if urlsplit(url).scheme == _OURS else confirm

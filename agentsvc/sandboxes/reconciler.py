@@ -23,6 +23,7 @@ from agentsvc.base import (
     now,
     sha256,
     steady_now,
+    wait_within,
 )
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import (
@@ -146,8 +147,7 @@ class Reconciler:
                 else:
                     pause, look = look, min(look * 1.5, _LAST_POLL_SECONDS)
                     retry = _FIRST_RETRY_SECONDS
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), pause)
+                await wait_within(woken, pause)
         finally:
             # Nothing awaits between here and the end of the task, so no wake falls in between.
             del self._wakes[sandbox_id]
@@ -200,9 +200,20 @@ class Reconciler:
             return await self._put_off_removal(sandbox, exc)
         if isinstance(exc, StillFetching):
             return await self._wait_for_fetch(sandbox, exc.message)
-        if exc.may_pass:
-            return await self._put_off(sandbox, exc)
-        return await self._give_up(sandbox, action, exc)
+        if not exc.may_pass:
+            is_final = action in (Action.CREATE, Action.RESTART, Action.RESUME)
+            await self._note_failure(
+                sandbox, exc, "sandbox step failed", is_final=is_final, action=str(action)
+            )
+            return _Progress.SETTLED
+        is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
+        is_over = is_first_start and sandbox.ready_by < steady_now()
+        event = (
+            "sandbox cannot be started" if is_over else "backend unavailable, sandbox state kept"
+        )
+        await self._note_failure(sandbox, exc, event, is_final=is_over)
+        # One that was seen at its target waits for the sweep; others are tried again soon.
+        return _Progress.SETTLED if is_over or sandbox.is_settled else _Progress.BLOCKED
 
     async def _run_action(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
         try:
@@ -430,25 +441,6 @@ class Reconciler:
             sandbox, lambda tx: self._table.set_fetching(tx, sandbox.id, how_far, self.deadline())
         )
         return _Progress.MOVING
-
-    async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
-        is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
-        is_over = is_first_start and sandbox.ready_by < steady_now()
-        event = (
-            "sandbox cannot be started" if is_over else "backend unavailable, sandbox state kept"
-        )
-        await self._note_failure(sandbox, exc, event, is_final=is_over)
-        # One that was seen at its target waits for the sweep; others are tried again soon.
-        is_at_rest = is_over or is_settled(
-            sandbox.target, sandbox.phase, paused_as=sandbox.paused_as
-        )
-        return _Progress.SETTLED if is_at_rest else _Progress.BLOCKED
-
-    async def _give_up(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
-        is_final = action in (Action.CREATE, Action.RESTART, Action.RESUME)
-        event = "sandbox step failed"
-        await self._note_failure(sandbox, exc, event, is_final=is_final, action=str(action))
-        return _Progress.SETTLED
 
     async def _note_failure(
         self, sandbox: Sandbox, exc: AgentsvcError, event: str, *, is_final: bool, **facts: str

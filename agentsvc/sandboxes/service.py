@@ -51,7 +51,7 @@ from agentsvc.sandboxes.priority import PriorityManager
 from agentsvc.sandboxes.reconciler import LOG_LINES, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.state import Sandbox, Target, failure_of, is_settled
+from agentsvc.sandboxes.state import Sandbox, Target, failure_of
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
@@ -338,19 +338,22 @@ class Sandboxes:
         found = await self.find_many(user_id, await self._stores.clients.ids(user_id))
         return [sandbox for sandbox in found if sandbox is not None]
 
-    async def pause(self, user_id: str, sandbox_id: str, *, until_needed: bool = False) -> None:
+    async def pause(self, user_id: str, sandbox_id: str) -> None:
         """Ask for a paused sandbox, and wait for it unless its backend cannot be reached now.
 
-        Pausing a paused sandbox is fine. The next message resumes one that is paused until it is
-        needed, unless its user had it rest before. Raises NotFound, Conflict while it is being deleted,
+        Pausing a paused sandbox is fine. Raises NotFound, Conflict while it is being deleted,
         Unsupported if its backend cannot pause, SandboxNotUsable or Gone where nothing runs.
         """
         sandbox = await self._restable(user_id, sandbox_id, Capability.PAUSE)
         target = Target.STOPPED if sandbox.target is Target.STOPPED else Target.PAUSED
-        await self._rest(sandbox, target, until_needed=until_needed)
+        await self._rest(sandbox, target)
 
     async def stop(self, user_id: str, sandbox_id: str, *, until_needed: bool = False) -> None:
-        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`."""
+        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`.
+
+        The next message resumes one that is stopped until it is needed, unless its user had it rest
+        before.
+        """
         sandbox = await self._restable(user_id, sandbox_id, Capability.STOP)
         await self._rest(sandbox, Target.STOPPED, until_needed=until_needed)
 
@@ -528,7 +531,7 @@ class Sandboxes:
             raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
         await self._targets.set_known(sandbox.id, Target.RESTARTED, when_full)
 
-    async def _rest(self, sandbox: Sandbox, target: Target, *, until_needed: bool) -> None:
+    async def _rest(self, sandbox: Sandbox, target: Target, *, until_needed: bool = False) -> None:
         wanted = await self._targets.set_known(sandbox.id, target, until_needed=until_needed)
         await self._wait(wanted, _is_settled)
 
@@ -552,4 +555,4 @@ class Sandboxes:
 
 
 def _is_settled(sandbox: Sandbox | None) -> bool:
-    return sandbox is None or is_settled(sandbox.target, sandbox.phase, paused_as=sandbox.paused_as)
+    return sandbox is None or sandbox.is_settled

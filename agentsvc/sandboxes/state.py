@@ -114,6 +114,11 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase is Phase.PAUSED and self.paused_as is PausedAs.STOPPED
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing needs to be done until somebody wants something else."""
+        return is_settled(self.target, self.phase, paused_as=self.paused_as)
+
+    @property
     def may_call(self) -> bool:
         """Whether its key opens anything: while it runs, or may run before that was seen."""
         runs = self.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
