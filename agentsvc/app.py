@@ -27,7 +27,7 @@ from agentsvc.accounts import (
     ServiceKeys,
     Users,
 )
-from agentsvc.agentserver import AgentClient
+from agentsvc.agentserver import AgentClient, SafeConnector
 from agentsvc.base import EventBus, Notice, Subject, Supervisor
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, DataDirectory, OnShutdown
 from agentsvc.conversations import (
@@ -265,8 +265,9 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         app[keys.SECRETS],
         time_limit=app[keys.CONFIG].git.api_seconds,
         checks_tokens=app[keys.CONFIG].git.check_tokens,
-        private_hosts=app[keys.CONFIG].git.private_hosts,
-        own=app[keys.CONFIG].server.own_urls(),
+        reach=SafeConnector(
+            listed=app[keys.CONFIG].git.private_hosts, own=app[keys.CONFIG].server.own_urls()
+        ),
         trusts=partial(_is_admin, app),
         more=git_hosts_of(app[_EXTENSIONS]),
     )

@@ -78,14 +78,7 @@ class Answer[T](Struct, frozen=True, kw_only=True):
         return int(text) if text.isdecimal() and len(text) < _DIGITS_MAX else None
 
 
-class Connection(Struct, frozen=True, kw_only=True):
-    """What requests of all users share."""
-
-    session: aiohttp.ClientSession
-    time_limit: float
-
-
-class Api:
+class Api(Struct, frozen=True, kw_only=True, eq=False):
     """The API of one service, as one token opens it.
 
     `rest` is the address below which every path is, `graphql` where queries in GraphQL go, if the
@@ -93,20 +86,12 @@ class Api:
     for one that may not, NotFound, BadRequest, GitProviderRateLimited or GitProviderUnavailable.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        provider: Provider,
-        token: ProviderToken,
-        *,
-        rest: str,
-        graphql: str | None = None,
-    ) -> None:
-        self.provider = provider
-        self.rest = rest
-        self._connection = connection
-        self._graphql = graphql
-        self._headers = _headers(provider, token)
+    session: aiohttp.ClientSession
+    time_limit: float
+    provider: Provider
+    token: ProviderToken
+    rest: str
+    graphql: str | None = None
 
     async def get[T](
         self, path: str, kind: type[T] | msgspec.json.Decoder[T], /, **query: Value
@@ -147,10 +132,10 @@ class Api:
         self, text: str, kind: type[T] | msgspec.json.Decoder[T], variables: Mapping[str, Any]
     ) -> T:
         """Return what a query in GraphQL finds."""
-        if self._graphql is None:
+        if self.graphql is None:
             raise self.unavailable("it takes no GraphQL")
         body = msgspec.json.encode({"query": text, "variables": variables})
-        raw = (await self._send("POST", self._graphql, body=body)).value
+        raw = (await self._send("POST", self.graphql, body=body)).value
         answer = self._decode(raw, _Graphql)
         if answer.errors and bytes(answer.data) == _NULL:
             raise self._query_failure(answer.errors[0])
@@ -178,13 +163,13 @@ class Api:
         more: Mapping[str, str] = _NONE,
         good: frozenset[int] = _FOUND,
     ) -> Answer[bytes]:
-        headers = {**self._headers, "Accept": accept, **more}
+        headers = {**_headers(self.provider, self.token), "Accept": accept, **more}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
-            async with asyncio.timeout(self._connection.time_limit):
+            async with asyncio.timeout(self.time_limit):
                 for _ in range(REDIRECTS_MAX + 1):
-                    async with self._connection.session.request(
+                    async with self.session.request(
                         method,
                         URL(url, encoded=True),
                         data=body,

@@ -30,7 +30,7 @@ from agentsvc.base import (
 from agentsvc.domain import Provider, SuggestedTask
 from agentsvc.domain import repositories as git
 from agentsvc.git.checkout import Checkout, GitRemote, address_of
-from agentsvc.git.client import Api, Connection, not_public, unavailable
+from agentsvc.git.client import Api, not_public, unavailable
 from agentsvc.git.github import GitHub
 from agentsvc.git.gitlab import GitLab
 from agentsvc.git.hosting import Hosting
@@ -89,37 +89,26 @@ async def _lends_nothing(_user_id: str, _provider: Provider, _repository: str) -
     return None
 
 
-class GitProviders:
+class GitProviders(msgspec.Struct, eq=False):
     """The calls to all git hosting services; open it, then close it.
 
     What is done for a user raises GitTokenMissing where the user has no token for it, and what
     the services answer: NotAuthenticated, NotAllowed, NotFound, BadRequest,
     GitProviderRateLimited, GitProviderUnavailable. Hosts at addresses that are not public are asked
-    for users whom `trusts` says so of, and those of `private_hosts` for all. Where several services are asked, one that
+    for users whom `trusts` says so of, and those that `reach` lists for all. Where several services are asked, one that
     fails is left out, unless all do. `more` are services beside GitHub and GitLab.
     """
 
-    def __init__(
-        self,
-        secrets: SecretStore,
-        *,
-        time_limit: float = TIME_LIMIT,
-        checks_tokens: bool = True,
-        private_hosts: Sequence[str] = (),
-        own: Sequence[str] = (),
-        trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody,
-        more: Mapping[Provider, type[Hosting]] | None = None,
-    ) -> None:
-        self._hostings = {**_HOSTINGS, **(more or {})}
-        self._secrets = secrets
-        self._checks_tokens = checks_tokens
-        self._time_limit = time_limit
-        self._reach = SafeConnector(listed=private_hosts, own=own)
-        self._directory: Path | None = None
-        self._trusts = trusts
-        self.lender: Lender = _lends_nothing
-        self._session: aiohttp.ClientSession | None = None
-        self._anywhere: aiohttp.ClientSession | None = None
+    secrets: SecretStore
+    time_limit: float = TIME_LIMIT
+    checks_tokens: bool = True
+    reach: SafeConnector = msgspec.field(default_factory=SafeConnector)
+    trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody
+    more: Mapping[Provider, type[Hosting]] = {}
+    lender: Lender = _lends_nothing
+    _directory: Path | None = None
+    _session: aiohttp.ClientSession | None = None
+    _anywhere: aiohttp.ClientSession | None = None
 
     async def open(self, directory: Path | None = None) -> None:
         """Make the sessions; needs a running event loop.
@@ -129,7 +118,7 @@ class GitProviders:
         self._directory = directory
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-        self._session = self._reach.session(decompresses=True)
+        self._session = self.reach.session(decompresses=True)
         self._anywhere = _ANYWHERE.session(decompresses=True)
 
     async def close(self) -> None:
@@ -151,10 +140,10 @@ class GitProviders:
         NotAuthenticated, with nothing stored, if one is refused; a provider that cannot be reached
         does not lose a token.
         """
-        stored = await self._secrets.provider_tokens(user_id)
-        is_trusted = await self._trusts(user_id)
+        stored = await self.secrets.provider_tokens(user_id)
+        is_trusted = await self.trusts(user_id)
         unchecked = []
-        for provider, patch in tokens.items() if self._checks_tokens else ():
+        for provider, patch in tokens.items() if self.checks_tokens else ():
             token = merge_token(stored.get(provider), patch)
             if token is None:
                 continue
@@ -162,7 +151,7 @@ class GitProviders:
                 await self.identify(provider, token, is_trusted=is_trusted)
             except _NOT_REFUSED:
                 unchecked.append(provider)
-        await self._secrets.set_provider_tokens(user_id, tokens)
+        await self.secrets.set_provider_tokens(user_id, tokens)
         return unchecked
 
     async def get_account(self, user_id: str) -> GitAccount:
@@ -171,12 +160,12 @@ class GitProviders:
         Raises NotAuthenticated if a token is refused, GitProviderRateLimited or
         GitProviderUnavailable if nobody answers.
         """
-        identify = partial(self.identify, is_trusted=await self._trusts(user_id))
+        identify = partial(self.identify, is_trusted=await self.trusts(user_id))
         return (await self._first(user_id, identify))[1]
 
     async def get_organizations(self, user_id: str) -> tuple[Provider, list[str]]:
         """Return the organizations of a user at the first provider that answers."""
-        is_trusted = await self._trusts(user_id)
+        is_trusted = await self.trusts(user_id)
 
         async def ask(provider: Provider, token: ProviderToken) -> list[str]:
             return await self._hosting(provider, token, is_trusted=is_trusted).organizations()
@@ -297,14 +286,14 @@ class GitProviders:
     ) -> Hosting:
         """Return a service, as a token opens it; without one, that of a user."""
         token = token or (await self._tokens(user_id, provider))[provider]
-        return self._hosting(provider, token, is_trusted=await self._trusts(user_id))
+        return self._hosting(provider, token, is_trusted=await self.trusts(user_id))
 
     @contextlib.asynccontextmanager
     async def checkout(
         self, user_id: str, repository: str, provider: Provider | None, *, time_limit: float
     ) -> AsyncIterator[Checkout]:
         """Return a repository to fetch from and to push to, with a lent token or that of a user, if any."""
-        stored = await self._secrets.provider_tokens(user_id)
+        stored = await self.secrets.provider_tokens(user_id)
         if provider is not None and (lent := await self.lender(user_id, provider, repository)):
             stored[provider] = lent
         hosts: dict[str, str | None] = {name: token.host for name, token in stored.items()}
@@ -312,7 +301,7 @@ class GitProviders:
         owner = located.provider or provider or Provider.GITHUB
         token = stored.get(located.provider) if located.provider else None
         host, port = address_of(located.url)
-        reach = _ANYWHERE if await self._trusts(user_id) else self._reach
+        reach = _ANYWHERE if await self.trusts(user_id) else self.reach
         try:
             found = [address for _, address in await reach.resolve(host, port)]
         except AddressNotAllowed as exc:
@@ -332,7 +321,7 @@ class GitProviders:
         session = self._anywhere if is_trusted else self._session
         if session is None:
             raise unavailable(provider, "the client is not open")
-        kind = self._hostings.get(provider)
+        kind = {**_HOSTINGS, **self.more}.get(provider)
         if kind is None:
             raise BadRequest(f"The git provider `{provider.value}` has no API of its own")
         usual = git.DEFAULT_HOSTS.get(provider)
@@ -343,15 +332,21 @@ class GitProviders:
         if not is_trusted:
             self._check_literal(provider, base)
         places = kind.places(base, is_usual=base == f"https://{usual}")
-        connection = Connection(session=session, time_limit=self._time_limit)
-        api = Api(connection, provider, token, rest=places.rest, graphql=places.graphql)
+        api = Api(
+            session=session,
+            time_limit=self.time_limit,
+            provider=provider,
+            token=token,
+            rest=places.rest,
+            graphql=places.graphql,
+        )
         return kind(api, base)
 
     def _check_literal(self, provider: Provider, base: str) -> None:
         """Look at a host that is an address, which no resolver is asked about."""
         try:
             url = URL(base)
-            self._reach.check_literal(url.raw_host or "", url.port or 0)
+            self.reach.check_literal(url.raw_host or "", url.port or 0)
         except AddressNotAllowed as exc:
             raise not_public(provider, exc) from exc
         except ValueError as exc:
@@ -361,7 +356,7 @@ class GitProviders:
         self, user_id: str, provider: Provider | None
     ) -> dict[Provider, ProviderToken]:
         """Return the tokens of a user in the order of providers, or the one that is named."""
-        stored = await self._secrets.provider_tokens(user_id)
+        stored = await self.secrets.provider_tokens(user_id)
         wanted = list(Provider) if provider is None else [provider]
         tokens = {one: stored[one] for one in wanted if one in stored}
         if not tokens:
@@ -372,7 +367,7 @@ class GitProviders:
         self, user_id: str, ask: Callable[[Provider, ProviderToken], Awaitable[T]]
     ) -> tuple[Provider, T]:
         failure: AgentsvcError = GitTokenMissing("Git provider not connected")
-        stored = await self._secrets.provider_tokens(user_id)
+        stored = await self.secrets.provider_tokens(user_id)
         for provider in [one for one in Provider if one in stored]:
             try:
                 return provider, await ask(provider, stored[provider])
@@ -390,7 +385,7 @@ class GitProviders:
         found: list[T] = []
         failures: list[AgentsvcError] = []
         tokens = await self._tokens(user_id, provider)
-        is_trusted = await self._trusts(user_id)
+        is_trusted = await self.trusts(user_id)
         for one, token in tokens.items():
             try:
                 found += await ask(self._hosting(one, token, is_trusted=is_trusted))
@@ -409,7 +404,7 @@ class GitProviders:
     ) -> tuple[Hosting, Provider]:
         """Return the service that has a repository; raises NotFound only if every one says so."""
         tokens = await self._tokens(user_id, provider)
-        is_trusted = await self._trusts(user_id)
+        is_trusted = await self.trusts(user_id)
         if len(tokens) == 1:
             [(only, token)] = tokens.items()
             return self._hosting(only, token, is_trusted=is_trusted), only

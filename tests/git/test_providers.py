@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentsvc.agentserver import SafeConnector
 from agentsvc.base.errors import GitProviderRateLimited, GitProviderUnavailable, NotAuthenticated
 from agentsvc.base.values import Secret
 from agentsvc.domain.orders import Provider
@@ -30,7 +31,7 @@ async def providers(db: Database, tmp_path: Path, hosts: GitHosts) -> AsyncItera
     providers = GitProviders(
         SecretStore(db, vault),
         time_limit=0.5,
-        private_hosts=[host_of_url(hosts.url), "192.0.2.1"],
+        reach=SafeConnector(listed=[host_of_url(hosts.url), "192.0.2.1"]),
         more=git_hosts(),
     )
     await providers.open()
