@@ -31,27 +31,17 @@ _POOL_KEY: Final = "pool"
 _ROOM_KEYS: Final = frozenset(CapacityConfig.__struct_fields__)
 
 
-class BackendRegistry:
+class BackendRegistry(msgspec.Struct, eq=False):
     """The backends this server uses, by the names of their config tables, and the specs."""
 
-    def __init__(
-        self,
-        backends: Mapping[str, Backend],
-        specs: Sequence[Spec],
-        rooms: Mapping[str, CapacityConfig] | None = None,
-        pools: Mapping[str, tuple[str, ...]] | None = None,
-        offered: Sequence[Spec] = (),
-        *,
-        configured: Collection[str] = (),
-    ) -> None:
-        self._backends = dict(backends)
-        self._pools = dict(pools or {})
-        self._offered = list(offered)
-        self._health: dict[str, Health] = {}
-        self._rooms = dict(rooms or {})
-        self._specs = list(specs)
-        self._configured = frozenset(configured)
-        self._open: set[str] = set()
+    _backends: Mapping[str, Backend]
+    _specs: Sequence[Spec]
+    _rooms: Mapping[str, CapacityConfig] = {}
+    _pools: Mapping[str, tuple[str, ...]] = {}
+    _offered: Sequence[Spec] = ()
+    _configured: Collection[str] = ()
+    _health: dict[str, Health] = {}
+    _open: set[str] = set()
 
     @classmethod
     def build(
@@ -90,7 +80,7 @@ class BackendRegistry:
             )
         specs = _ordered_specs(host, config, backends, pools)
         configured = [entry.id or table for table, entry in config.specs.items()]
-        return cls(backends, specs, rooms, pools, host.specs(), configured=configured)
+        return cls(backends, specs, rooms, pools, host.specs(), configured)
 
     async def open(self) -> None:
         """Open every backend that is not open; one that cannot be reached, or is full, is logged and stays so.
