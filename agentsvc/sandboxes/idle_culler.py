@@ -9,6 +9,8 @@ import logging
 from datetime import timedelta
 from typing import Final
 
+import msgspec
+
 from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, Supervisor, copy_to, now
 from agentsvc.config import SandboxesConfig
@@ -25,74 +27,67 @@ _ASK_SECONDS: Final = 5.0
 _TASK: Final = "making room"
 
 
-class IdleCuller:
+class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
     """Keeps to the rules for idle sandboxes."""
 
-    def __init__(
-        self,
-        *,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        settings: SettingsStore,
-        supervisor: Supervisor,
-        config: SandboxesConfig,
-    ) -> None:
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._settings = settings
-        self._supervisor = supervisor
-        self._config = config
-        self._defaults = defaults_of(config)
-        self._lock = asyncio.Lock()
-        sandboxes.admission.on_wanted(self.make_room_soon)
+    sandboxes: Sandboxes
+    agents: AgentClient
+    settings: SettingsStore
+    supervisor: Supervisor
+    config: SandboxesConfig
+    _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Make room for who waits for it."""
+        self.sandboxes.admission.on_wanted(self.make_room_soon)
 
     async def cull(self) -> None:
         """Store what was used, and do what the rules say; called now and then."""
-        await self._sandboxes.idle.store_usage()
-        for unused in await self._sandboxes.idle.find_unused():
+        await self.sandboxes.idle.store_usage()
+        for unused in await self.sandboxes.idle.find_unused():
             await self._apply(unused)
         await self._relieve()
         await self._make_room()
 
     def make_room_soon(self) -> None:
         """Look in the background for a sandbox to pause, for one that waits."""
-        self._supervisor.spawn(_TASK, self._make_room)
+        self.supervisor.spawn(_TASK, self._make_room)
 
     async def _apply(self, unused: UnusedSandbox) -> None:
         try:
-            rules = await rules_for(unused, self._settings, self._defaults)
+            rules = await rules_for(unused, self.settings, defaults_of(self.config))
         except Exception:
             log.exception("rules of a user not read", extra={"sandbox_id": unused.id})
             return
-        idle = now() - self._sandboxes.idle.last_use(unused)
-        target = due(rules, unused, idle, **self._sandboxes.idle.possible_rests(unused))
+        idle = now() - self.sandboxes.idle.last_use(unused)
+        target = due(rules, unused, idle, **self.sandboxes.idle.possible_rests(unused))
         if target is not None:
             await self._cull(unused.id, target)
 
     async def _relieve(self) -> None:
         """Let idle sandboxes rest deeper until this machine has memory again, one after the other."""
-        if not self._config.min_available_memory:
+        if not self.config.min_available_memory:
             return
-        since = now() - timedelta(seconds=self._config.min_idle_seconds)
+        since = now() - timedelta(seconds=self.config.min_idle_seconds)
         unused = [
             one
-            for one in await self._sandboxes.idle.find_unused()
-            if self._sandboxes.idle.takes_memory_here(one)
-            and self._sandboxes.idle.last_use(one) <= since
+            for one in await self.sandboxes.idle.find_unused()
+            if self.sandboxes.idle.takes_memory_here(one)
+            and self.sandboxes.idle.last_use(one) <= since
         ]
-        for one in sorted(unused, key=self._sandboxes.idle.last_use):
+        for one in sorted(unused, key=self.sandboxes.idle.last_use):
             available = await asyncio.to_thread(available_bytes)
-            if available is None or available >= self._config.min_available_memory:
+            if available is None or available >= self.config.min_available_memory:
                 return
-            rests = self._sandboxes.idle.possible_rests(one)
-            target = deeper(one, stops=self._config.stop_under_pressure, **rests)
+            rests = self.sandboxes.idle.possible_rests(one)
+            target = deeper(one, stops=self.config.stop_under_pressure, **rests)
             if target is not None and await self._cull(one.id, target):
                 log.info(
                     "memory low, idle sandbox culled",
                     extra={"sandbox_id": one.id, "available": available},
                 )
                 # What it had is free only then, and others are left alone if that is enough.
-                await self._sandboxes.wait_until_settled(one.id)
+                await self.sandboxes.wait_until_settled(one.id)
 
     async def _cull(self, sandbox_id: str, target: Target) -> bool:
         """Pause, stop or remove a sandbox if it is really idle; say whether it was.
@@ -101,10 +96,10 @@ class IdleCuller:
         """
         asked_at = now()
         try:
-            sandbox = await self._sandboxes.find_any(sandbox_id)
+            sandbox = await self.sandboxes.find_any(sandbox_id)
             if sandbox is None or await self._may_be_busy(sandbox):
                 return False
-            if not await self._sandboxes.idle.cull(sandbox_id, target, unused_since=asked_at):
+            if not await self.sandboxes.idle.cull(sandbox_id, target, unused_since=asked_at):
                 return False
         except Exception:
             log.exception("idle sandbox not culled", extra={"sandbox_id": sandbox_id})
@@ -116,7 +111,7 @@ class IdleCuller:
         """Whether its agent server says that an agent runs, or says nothing."""
         if sandbox.phase is not Phase.RUNNING or sandbox.agent_url is None:
             return False
-        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
         try:
             return await agent.count_running(time_limit=_ASK_SECONDS) > 0
         except AgentsvcError as exc:
@@ -128,8 +123,8 @@ class IdleCuller:
 
     async def _make_room(self) -> None:
         async with self._lock:
-            for wanted in await self._sandboxes.admission.find_awaiting_idle():
-                for idle in await self._sandboxes.admission.find_idle(wanted):
+            for wanted in await self.sandboxes.admission.find_awaiting_idle():
+                for idle in await self.sandboxes.admission.find_idle(wanted):
                     if await self._cull(idle.id, Target.PAUSED):
                         break
 

@@ -2,28 +2,29 @@
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from agentsvc.plugin import Capability, ImageBuild, Spec
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.table import SandboxTable
 
 
-class Images:
+class Images(msgspec.Struct, eq=False):
     """Has backends build and remove images, and knows which sandboxes run in one."""
 
-    def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:
-        self._calls = calls
-        self._table = table
+    calls: BackendCalls
+    table: SandboxTable
 
     def can_use(self, spec: Spec) -> bool:
         """Say whether sandboxes of a spec can run in another image."""
-        return Capability.IMAGES in self._calls.registry.get(spec.backend).capabilities
+        return Capability.IMAGES in self.calls.registry.get(spec.backend).capabilities
 
     async def build(self, spec: Spec, image_id: str, build: ImageBuild) -> str:
         """Build an image for sandboxes of a spec and return its name.
 
         Raises OrderRejected with what was said last where it cannot be built.
         """
-        return await self._calls.until_done(
+        return await self.calls.until_done(
             spec.backend, lambda backend: backend.build_image(image_id, build)
         )
 
@@ -34,10 +35,10 @@ class Images:
 
         What is used is asked for after what there is, so that nothing new is taken for unused.
         """
-        async with self._calls.to(backend) as lent:
+        async with self.calls.to(backend) as lent:
             there = frozenset(await lent.images())
             if not (unnamed := there - await used()):
                 return
-            bases = {base.rpartition(":")[2] for base in await self._table.bases()}
+            bases = {base.rpartition(":")[2] for base in await self.table.bases()}
             for image_id in unnamed - bases:
                 await lent.remove_image(image_id)

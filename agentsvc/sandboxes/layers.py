@@ -2,6 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from agentsvc.base import Conflict
 from agentsvc.plugin import Capability, Spec
 from agentsvc.sandboxes.backend_calls import BackendCalls
@@ -9,12 +11,11 @@ from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
 
 
-class Layers:
+class Layers(msgspec.Struct, eq=False):
     """Has backends keep and remove layers, and knows which copy sandboxes."""
 
-    def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:
-        self._calls = calls
-        self._table = table
+    calls: BackendCalls
+    table: SandboxTable
 
     def can_keep(self, spec: Spec) -> bool:
         """Say whether the backend of a spec keeps layers now; raises BackendUnavailable without one."""
@@ -22,14 +23,14 @@ class Layers:
 
     def why_not_kept(self, spec: Spec) -> str:
         """Say why the backend of a spec keeps no layers now, or nothing; raises as `can_keep`."""
-        backend = self._calls.registry.get(spec.backend)
+        backend = self.calls.registry.get(spec.backend)
         if Capability.LAYERS not in backend.capabilities:
             return f"the {backend.name} backend keeps none"
         return backend.why_no_copies()
 
     def can_copy(self, sandbox: Sandbox) -> bool:
         """Say whether another sandbox can begin with the files of this one, whatever it does."""
-        backend = self._calls.registry.find(sandbox.backend)
+        backend = self.calls.registry.find(sandbox.backend)
         if backend is None or sandbox.handle is None:
             return False
         return Capability.COPIES in backend.capabilities and not backend.why_no_copies()
@@ -42,7 +43,7 @@ class Layers:
         if sandbox.handle is None:
             raise Conflict("The sandbox was never made")
         handle = sandbox.handle
-        return await self._calls.until_done(
+        return await self.calls.until_done(
             sandbox.backend,
             lambda backend: backend.keep_layer(handle, layer_id, max_bytes=max_bytes),
         )
@@ -54,10 +55,10 @@ class Layers:
 
         What is used is asked for after what there is, so that nothing new is taken for unused.
         """
-        async with self._calls.to(backend) as lent:
+        async with self.calls.to(backend) as lent:
             there = frozenset(await lent.layers())
             unused = there - await used()
-            unused -= await self._table.awaited_layers()
+            unused -= await self.table.awaited_layers()
             for layer_id in unused:
                 await lent.remove_layer(layer_id)
         return there - unused

@@ -38,37 +38,30 @@ class _Scan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what is not found is not there."""
 
 
-class OrphanCollector:
+class OrphanCollector(msgspec.Struct, eq=False):
     """Compares what backends have with what the table says."""
 
-    def __init__(
-        self,
-        stores: SandboxStores,
-        *,
-        calls: BackendCalls,
-        reconciler: Reconciler,
-        config: SandboxesConfig,
-    ) -> None:
-        self._warm_pool = stores.warm_pool
-        self._db = stores.db
-        self._table = stores.sandboxes
-        self._registry = calls.registry
-        self._calls = calls
-        self._reconciler = reconciler
-        self._grace = timedelta(seconds=config.orphan_grace_seconds)
-        self._unreachable: set[str] = set()
-        self._orphans: dict[_Key, datetime] = {}
-        self._failed: dict[_Key, Removal] = {}
+    stores: SandboxStores
+    calls: BackendCalls
+    reconciler: Reconciler
+    config: SandboxesConfig
+    _unreachable: set[str] = set()
+    _orphans: dict[_Key, datetime] = {}
+    _failed: dict[_Key, Removal] = {}
+
+    @property
+    def _grace(self) -> timedelta:
+        return timedelta(seconds=self.config.orphan_grace_seconds)
 
     async def sweep(self) -> None:
         """Look at every sandbox; a backend that cannot be scanned changes nothing.
 
         Of one that is away in part, what it has is looked at, and nothing counts as not there.
         """
-        names = {*await self._table.backends(), *self._registry.names()}
+        names = {*await self.stores.sandboxes.backends(), *self.calls.registry.names()}
         for name in sorted(names):
-            warm_pool = await self._warm_pool.ids_of_backend(name)
-            known = await self._table.summaries(name)
+            warm_pool = await self.stores.warm_pool.ids_of_backend(name)
+            known = await self.stores.sandboxes.summaries(name)
             scan = await self._scan(name)
             if scan is None:
                 continue
@@ -85,7 +78,7 @@ class OrphanCollector:
 
     async def _scan(self, name: str) -> _Scan | None:
         try:
-            async with self._calls.to(name) as backend:
+            async with self.calls.to(name) as backend:
                 found = await backend.scan()
         except PartlyScanned as exc:
             self._note_unreachable(name, exc)
@@ -113,16 +106,16 @@ class OrphanCollector:
         woken = 0
         for sandbox in known:
             if woken == at_once:
-                if not await self._reconciler.catch_up(wait_seconds):
+                if not await self.reconciler.catch_up(wait_seconds):
                     at_once, wait_seconds = _AT_ONCE_WHEN_SLOW, _WAIT_SECONDS
                 woken = 0
             if sandbox.handle is None and sandbox.id in found:
                 await self._add_handle(found[sandbox.id])
-            self._reconciler.wake(sandbox.id)
+            self.reconciler.wake(sandbox.id)
             woken += 1
 
     async def _add_handle(self, found: Found) -> None:
-        await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))
+        await self.stores.db.write(lambda tx: self.stores.sandboxes.add_handle(tx, found.handle))
 
     async def _remove_orphans(self, name: str, scan: _Scan, known: set[str]) -> None:
         found = scan.found
@@ -138,15 +131,15 @@ class OrphanCollector:
                 await self._remove_orphan(key, found[key[1]])
 
     async def _is_known(self, sandbox_id: str) -> bool:
-        is_spare = await self._warm_pool.find(sandbox_id) is not None
-        return is_spare or await self._table.find(sandbox_id) is not None
+        is_spare = await self.stores.warm_pool.find(sandbox_id) is not None
+        return is_spare or await self.stores.sandboxes.find(sandbox_id) is not None
 
     async def _remove_orphan(self, key: _Key, orphan: Found) -> None:
         name, sandbox_id = key
         extra = {"backend": name, "sandbox_id": sandbox_id}
         log.warning("removing orphaned sandbox", extra=extra)
         try:
-            async with self._calls.to(name) as backend:
+            async with self.calls.to(name) as backend:
                 await backend.delete(orphan.handle)
         except AgentsvcError as exc:
             # Tried again after as long a time, not at each sweep.

@@ -3,22 +3,23 @@
 import asyncio
 from collections import defaultdict
 
+import msgspec
+
 from agentsvc.plugin import Handle
 from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
 
 
-class PriorityManager:
+class PriorityManager(msgspec.Struct, eq=False):
     """Tells backends, and remembers which of them have to be told when it is over."""
 
-    def __init__(self, calls: BackendCalls, slots: StartSlots) -> None:
-        self._calls = calls
-        self._slots = slots
-        self._begun: dict[str, Sandbox] = {}
-        """What has begun since nobody started."""
-        self._notified: set[str] = set()
-        self._lock = asyncio.Lock()
+    calls: BackendCalls
+    slots: StartSlots
+    _begun: dict[str, Sandbox] = {}
+    """What has begun since nobody started."""
+    _notified: set[str] = set()
+    _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     def add(self, begun: Sandbox) -> None:
         """Let this one give way, too, until nobody starts."""
@@ -26,7 +27,7 @@ class PriorityManager:
 
     async def apply(self) -> None:
         """Tell backends who is to give way now; one that cannot be told is told the next time."""
-        if self._slots.is_over:
+        if self.slots.is_over:
             self._begun.clear()
         sandboxes = list(self._begun.values())
         async with self._lock:
@@ -35,7 +36,7 @@ class PriorityManager:
                 if sandbox.handle is not None:
                     handles[sandbox.backend].append(sandbox.handle)
             for name in handles.keys() | self._notified:
-                is_done = await self._calls.give_way(name, handles[name])
+                is_done = await self.calls.give_way(name, handles[name])
                 if handles[name] or not is_done:
                     self._notified.add(name)
                 else:

@@ -80,39 +80,24 @@ class _Progress(Enum):
     BLOCKED = auto()
 
 
-class Reconciler:
+class Reconciler(msgspec.Struct, kw_only=True, eq=False):
     """Takes sandboxes from what was last seen of them to what is wanted."""
 
-    def __init__(
-        self,
-        stores: SandboxStores,
-        *,
-        calls: BackendCalls,
-        supervisor: Supervisor,
-        config: SandboxesConfig,
-        callbacks: CallbackRules,
-        warm_pool: WarmPool,
-        slots: StartSlots,
-    ) -> None:
-        self._warm_pool = warm_pool
-        self._slots = slots
-        self._stores = stores
-        self._db = stores.db
-        self._table = stores.sandboxes
-        self._uses = stores.uses
-        self._clients = stores.clients
-        self._calls = calls
-        self._supervisor = supervisor
-        self._config = config
-        self._callbacks = callbacks
-        self._wakes: dict[str, asyncio.Event] = {}
-        self._reclaims: dict[str, asyncio.Timeout] = {}
-        self._unseen: set[str] = set()
-        self._has_seen = asyncio.Event()
+    stores: SandboxStores
+    calls: BackendCalls
+    supervisor: Supervisor
+    config: SandboxesConfig
+    callbacks: CallbackRules
+    warm_pool: WarmPool
+    slots: StartSlots
+    _wakes: dict[str, asyncio.Event] = {}
+    _reclaims: dict[str, asyncio.Timeout] = {}
+    _unseen: set[str] = set()
+    _has_seen: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def deadline(self) -> datetime:
         """Return until when a sandbox may take that starts now."""
-        return steady_now() + timedelta(seconds=self._config.start_seconds)
+        return steady_now() + timedelta(seconds=self.config.start_seconds)
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
@@ -121,7 +106,7 @@ class Reconciler:
         if (reclaim := self._reclaims.pop(sandbox_id, None)) is not None:
             # It may be wanted again; if not, the next one has little left to do.
             reclaim.reschedule(0)
-        self._supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
+        self.supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
 
     async def catch_up(self, time_limit: float) -> bool:
         """Wait until each that was woken has been looked at once, or for so long; say which."""
@@ -158,7 +143,7 @@ class Reconciler:
         self._has_seen.set()
 
     async def _step(self, sandbox_id: str) -> _Progress:
-        sandbox = await self._table.find(sandbox_id)
+        sandbox = await self.stores.sandboxes.find(sandbox_id)
         if sandbox is None:
             return _Progress.SETTLED
         action = next_action(
@@ -171,7 +156,7 @@ class Reconciler:
         if rest is not None:
             return rest
         try:
-            async with self._calls.to(sandbox.backend) as backend:
+            async with self.calls.to(sandbox.backend) as backend:
                 if action in (Action.DELETE, Action.SCAN_AND_CLOSE):
                     await self._remove(backend, sandbox)
                     return _Progress.SETTLED
@@ -183,16 +168,18 @@ class Reconciler:
     async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
         """Return how it ends where nothing is to be done now, None where something is."""
         if sandbox.target is Target.DELETED:
-            due_at, moment = await self._uses.find_removal_due(sandbox.id), now()
+            due_at, moment = await self.stores.uses.find_removal_due(sandbox.id), now()
             # What waits longer was put off while the clock was wrong.
             latest = moment + timedelta(seconds=_REMOVAL_RETRY_SECONDS)
             return _Progress.BLOCKED if due_at and moment < due_at <= latest else None
         # What runs and is to run does not wait for room.
         is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
-        if action is Action.REST or (not is_content and await self._uses.is_waiting(sandbox.id)):
+        if action is Action.REST or (
+            not is_content and await self.stores.uses.is_waiting(sandbox.id)
+        ):
             return _Progress.SETTLED
         # It is made when it is the turn of the start that asked for it.
-        is_deferred = sandbox.handle is None and self._slots.is_deferred(sandbox.id)
+        is_deferred = sandbox.handle is None and self.slots.is_deferred(sandbox.id)
         return _Progress.SETTLED if is_deferred else None
 
     async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
@@ -263,15 +250,15 @@ class Reconciler:
                     self._reclaims.pop(handle.sandbox_id, None)
 
     async def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
-        rules = self._callbacks.seen_at(backend)
-        spec = as_now(sandbox.spec, backend, self._config)
+        rules = self.callbacks.seen_at(backend)
+        spec = as_now(sandbox.spec, backend, self.config)
         today = msgspec.structs.replace(sandbox, spec=spec)
-        return make_order(today, rules, await self._clients.env(sandbox.id))
+        return make_order(today, rules, await self.stores.clients.env(sandbox.id))
 
     async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
         await self._save_handle(handle)
         await self._write(
-            sandbox, lambda tx: self._table.set_started(tx, sandbox.id, self.deadline())
+            sandbox, lambda tx: self.stores.sandboxes.set_started(tx, sandbox.id, self.deadline())
         )
         return handle
 
@@ -283,10 +270,10 @@ class Reconciler:
             await backend.delete(handle)
 
         async def close(tx: Transaction) -> None:
-            await self._table.delete(tx, sandbox.id)
-            await self._stores.announce(tx, sandbox)
+            await self.stores.sandboxes.delete(tx, sandbox.id)
+            await self.stores.announce(tx, sandbox)
 
-        await self._db.write(close)
+        await self.stores.db.write(close)
         log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
 
     async def _store_report(
@@ -295,7 +282,7 @@ class Reconciler:
         if report.session_key is not None and report.session_key != sandbox.session_key:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
-            report = await self._warm_pool.awaken(sandbox, report)
+            report = await self.warm_pool.awaken(sandbox, report)
         # One that ran may have no time for an answer now, as others need the machine, and one that
         # rested was told to go on only just now, however long its backend was away.
         is_start = sandbox.phase in (None, Phase.STARTING, Phase.FAILED)
@@ -313,7 +300,10 @@ class Reconciler:
         )
         if is_news or (report.endpoints and report.endpoints != sandbox.endpoints):
             await self._write(
-                sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report, self.deadline())
+                sandbox,
+                lambda tx: self.stores.sandboxes.set_report(
+                    tx, sandbox.id, report, self.deadline()
+                ),
             )
         if report.phase is not sandbox.phase:
             level = logging.WARNING if report.phase in (Phase.FAILED, Phase.GONE) else logging.INFO
@@ -339,17 +329,17 @@ class Reconciler:
         The sandbox is then made in the usual way.
         """
         has_failed = report.phase in (Phase.FAILED, Phase.GONE)
-        if not has_failed or not await self._warm_pool.is_unassigned(sandbox.id):
+        if not has_failed or not await self.warm_pool.is_unassigned(sandbox.id):
             return False
         extra = {"sandbox_id": sandbox.id, "reason": report.reason.partition("\n")[0]}
         log.warning("warm pool sandbox failed, replacing it", extra=extra)
-        async with self._calls.to(sandbox.backend) as backend:
+        async with self.calls.to(sandbox.backend) as backend:
             if sandbox.handle is not None:
                 await backend.delete(sandbox.handle)
 
         async def forget(tx: Transaction) -> None:
-            await self._warm_pool.table.forget(tx, sandbox.id)
-            await self._table.set_unmade(tx, sandbox.id, self.deadline())
+            await self.stores.warm_pool.forget(tx, sandbox.id)
+            await self.stores.sandboxes.set_unmade(tx, sandbox.id, self.deadline())
 
         await self._write(sandbox, forget)
         return True
@@ -358,21 +348,21 @@ class Reconciler:
         """Store the key that the other side made for a sandbox; raises BackendBroken."""
 
         async def store(tx: Transaction) -> None:
-            other = await self._table.find_by_key_hash(sha256(key.reveal()), tx)
+            other = await self.stores.sandboxes.find_by_key_hash(sha256(key.reveal()), tx)
             if other is not None and other.id != sandbox.id:
                 raise BackendBroken(
                     "The backend reports the key of another sandbox", detail=f"that of {other.id}"
                 )
-            await self._table.set_session_key(tx, sandbox.id, key)
+            await self.stores.sandboxes.set_session_key(tx, sandbox.id, key)
 
         await self._write(sandbox, store)
 
     async def _too_late(self, sandbox: Sandbox, report: Report) -> Report:
         reason = (
-            f"it did not answer within {self._config.start_seconds:g} s;"
+            f"it did not answer within {self.config.start_seconds:g} s;"
             " raise `sandboxes.start_seconds` if it needs longer"
         )
-        tail = await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
+        tail = await self.calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
         if tail:
             reason = f"{reason}. Its last output was:\n{tail}"
         await self._halt(sandbox)
@@ -391,11 +381,11 @@ class Reconciler:
 
     async def _halt(self, sandbox: Sandbox) -> None:
         """Keep a sandbox that counts as failed from using more time; its files stay."""
-        found = await self._table.find(sandbox.id)
+        found = await self.stores.sandboxes.find(sandbox.id)
         if found is None or found.handle is None:
             return
         try:
-            async with self._calls.to(found.backend) as backend:
+            async with self.calls.to(found.backend) as backend:
                 if Capability.PAUSE in backend.capabilities:
                     await backend.pause(found.handle)
         except AgentsvcError as exc:
@@ -408,17 +398,17 @@ class Reconciler:
         """Count a removal that failed; the waits between the tries grow, whatever went wrong."""
 
         async def change(tx: Transaction) -> int:
-            tries = 1 + await self._uses.count_tries(tx, sandbox.id)
+            tries = 1 + await self.stores.uses.count_tries(tx, sandbox.id)
             wait_seconds = min(
                 _FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 20), _REMOVAL_RETRY_SECONDS
             )
             due_at = now() + timedelta(seconds=wait_seconds)
-            await self._uses.count_failed_removal(tx, sandbox.id, due_at)
-            await self._table.set_reason(tx, sandbox.id, exc.message)
-            await self._stores.announce(tx, sandbox)
+            await self.stores.uses.count_failed_removal(tx, sandbox.id, due_at)
+            await self.stores.sandboxes.set_reason(tx, sandbox.id, exc.message)
+            await self.stores.announce(tx, sandbox)
             return tries
 
-        tries = await self._db.write(change)
+        tries = await self.stores.db.write(change)
         is_news = exc.message != sandbox.reason
         level = logging.WARNING if exc.may_pass else logging.ERROR
         log.log(
@@ -438,7 +428,8 @@ class Reconciler:
     async def _wait_for_fetch(self, sandbox: Sandbox, how_far: str) -> _Progress:
         """Say how far it is; afterwards the start has all the time that starts have."""
         await self._write(
-            sandbox, lambda tx: self._table.set_fetching(tx, sandbox.id, how_far, self.deadline())
+            sandbox,
+            lambda tx: self.stores.sandboxes.set_fetching(tx, sandbox.id, how_far, self.deadline()),
         )
         return _Progress.MOVING
 
@@ -459,20 +450,20 @@ class Reconciler:
             },
             exc_info=exc if isinstance(exc, BackendBroken) else None,
         )
-        store = self._table.set_failed if is_final else self._table.set_reason
+        store = self.stores.sandboxes.set_failed if is_final else self.stores.sandboxes.set_reason
         await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
 
     async def _save_handle(self, handle: Handle) -> None:
-        await self._db.write(lambda tx: self._table.set_handle(tx, handle))
+        await self.stores.db.write(lambda tx: self.stores.sandboxes.set_handle(tx, handle))
 
     async def _write(
         self, before: Sandbox, statement: Callable[[Transaction], Awaitable[None]]
     ) -> None:
         async def change(tx: Transaction) -> None:
             await statement(tx)
-            await self._stores.announce(tx, before)
+            await self.stores.announce(tx, before)
 
-        await self._db.write(change)
+        await self.stores.db.write(change)
 
 
 def _has_ended(before: Sandbox, report: Report) -> bool:

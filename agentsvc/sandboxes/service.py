@@ -32,7 +32,7 @@ from agentsvc.domain import WhenFull
 from agentsvc.plugin import Capability, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import held_of
 from agentsvc.sandboxes.admission.placement import choose, find_fitting
-from agentsvc.sandboxes.admission.queue import AdmissionQueue
+from agentsvc.sandboxes.admission.queue import AdmissionQueue, limits_of
 from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.admission.table import Removal
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
@@ -106,15 +106,15 @@ class Sandboxes:
         self.identity_verifier = IdentityVerifier(calls, self._table, agents)
         self.usage, self.slots = ActivityTracker(), slots
         self.admission = AdmissionQueue(
-            stores,
+            stores=stores,
             supervisor=supervisor,
             config=config,
-            rooms=registry.rooms(),
+            limits=limits_of(config, registry.rooms()),
             usage=self.usage,
             let_in=self._let_in,
         )
         self.warm_pool = WarmPool(
-            stores,
+            stores=stores,
             calls=calls,
             supervisor=supervisor,
             config=config,
@@ -127,7 +127,7 @@ class Sandboxes:
         self.checkpoints = Checkpoints(calls, config)
         self._priorities = PriorityManager(calls, slots)
         self._reconciler = reconciler = Reconciler(
-            stores,
+            stores=stores,
             calls=calls,
             supervisor=supervisor,
             config=config,
@@ -136,14 +136,14 @@ class Sandboxes:
             slots=slots,
         )
         self._targets = Targets(
-            stores,
+            stores=stores,
             usage=self.usage,
             admission=self.admission,
             warm_pool=self.warm_pool,
             reconciler=reconciler,
         )
         self.idle = IdleSandboxes(stores, registry, self.usage, self._targets)
-        self._orphans = OrphanCollector(stores, calls=calls, reconciler=reconciler, config=config)
+        self._orphans = OrphanCollector(stores, calls, reconciler, config)
 
     # What there is
 

@@ -16,26 +16,14 @@ from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.storage import Transaction
 
 
-class Targets:
+class Targets(msgspec.Struct, kw_only=True, eq=False):
     """Gives sandboxes their targets; each method with a transaction belongs to its caller's."""
 
-    def __init__(
-        self,
-        stores: SandboxStores,
-        *,
-        usage: ActivityTracker,
-        admission: AdmissionQueue,
-        warm_pool: WarmPool,
-        reconciler: Reconciler,
-    ) -> None:
-        self._stores = stores
-        self._db = stores.db
-        self._table = stores.sandboxes
-        self._uses = stores.uses
-        self._usage = usage
-        self._admission = admission
-        self._warm_pool = warm_pool
-        self._reconciler = reconciler
+    stores: SandboxStores
+    usage: ActivityTracker
+    admission: AdmissionQueue
+    warm_pool: WarmPool
+    reconciler: Reconciler
 
     async def enter(
         self,
@@ -49,9 +37,9 @@ class Targets:
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
         entered = await self._insert(tx, sandbox, spare, when_full)
-        stored = await self._table.find(entered.id, tx) or entered
-        tx.after_commit(lambda: self._stores.changes.announce(stored, stored))
-        tx.after_commit(lambda: self._reconciler.wake(entered.id))
+        stored = await self.stores.sandboxes.find(entered.id, tx) or entered
+        tx.after_commit(lambda: self.stores.changes.announce(stored, stored))
+        tx.after_commit(lambda: self.reconciler.wake(entered.id))
         return stored
 
     async def set_known(
@@ -63,7 +51,7 @@ class Targets:
         until_needed: bool = False,
     ) -> Sandbox:
         """Do as `set`, in a transaction of its own; raises Conflict where that returns None."""
-        wanted = await self._db.write(
+        wanted = await self.stores.db.write(
             lambda tx: self.set(tx, sandbox_id, target, when_full, until_needed=until_needed)
         )
         if wanted is None:
@@ -72,7 +60,7 @@ class Targets:
 
     async def set_now(self, sandbox_id: str, target: Target) -> Sandbox | None:
         """Do as `set`, in a transaction of its own."""
-        return await self._db.write(lambda tx: self.set(tx, sandbox_id, target))
+        return await self.stores.db.write(lambda tx: self.set(tx, sandbox_id, target))
 
     async def set(
         self,
@@ -88,32 +76,34 @@ class Targets:
         The next message resumes one that is to rest until it is needed, unless its user had it rest
         before. Raises SandboxLimitReached as `enter` does.
         """
-        before = await self._table.find(sandbox_id, tx)
+        before = await self.stores.sandboxes.find(sandbox_id, tx)
         if before is None or before.target is Target.DELETED:
             return None
         is_culled = until_needed and target.is_rest
         if is_culled and before.target.is_rest:
-            is_culled = await self._uses.is_culled(sandbox_id, tx)
-        await self._table.set_target(tx, sandbox_id, target, self._reconciler.deadline())
-        await self._uses.set_culled(tx, sandbox_id, now() if is_culled else None)
+            is_culled = await self.stores.uses.is_culled(sandbox_id, tx)
+        await self.stores.sandboxes.set_target(tx, sandbox_id, target, self.reconciler.deadline())
+        await self.stores.uses.set_culled(tx, sandbox_id, now() if is_culled else None)
         if target.is_rest or target is Target.DELETED:
-            await self._uses.clear_queued(tx, sandbox_id)
+            await self.stores.uses.clear_queued(tx, sandbox_id)
             return await self._announce(tx, before)
         # To want it running is to use it, which `agentsvc prune` beside the server has to know, too.
-        self._usage.note(sandbox_id)
-        await self._uses.set_active(tx, {sandbox_id: now()})
+        self.usage.note(sandbox_id)
+        await self.stores.uses.set_active(tx, {sandbox_id: now()})
         if not holds_room(before):
             await self._make_room(tx, before)
-            await self._admission.enter(tx, before, when_full)
+            await self.admission.enter(tx, before, when_full)
         return await self._announce(tx, before)
 
     async def let_in(self, tx: Transaction, sandbox_id: str) -> None:
         """Let a sandbox run that has waited for room; it has all its time to start."""
-        before = await self._table.find(sandbox_id, tx)
+        before = await self.stores.sandboxes.find(sandbox_id, tx)
         if before is None:
             return
-        self._usage.note(sandbox_id)
-        await self._table.set_target(tx, sandbox_id, before.target, self._reconciler.deadline())
+        self.usage.note(sandbox_id)
+        await self.stores.sandboxes.set_target(
+            tx, sandbox_id, before.target, self.reconciler.deadline()
+        )
         await self._announce(tx, before)
 
     async def _insert(
@@ -125,25 +115,25 @@ class Targets:
     ) -> Sandbox:
         if spare is not None:
             taken = _from_spare(sandbox, spare)
-            await self._table.insert(tx, taken)
-            if await self._admission.enter(tx, taken, when_full):
+            await self.stores.sandboxes.insert(tx, taken)
+            if await self.admission.enter(tx, taken, when_full):
                 return taken
-            await self._warm_pool.give_back(tx, spare)
-            await self._table.delete(tx, taken.id)
-        await self._table.insert(tx, sandbox)
+            await self.warm_pool.give_back(tx, spare)
+            await self.stores.sandboxes.delete(tx, taken.id)
+        await self.stores.sandboxes.insert(tx, sandbox)
         await self._make_room(tx, sandbox)
-        await self._admission.enter(tx, sandbox, when_full)
+        await self.admission.enter(tx, sandbox, when_full)
         return sandbox
 
     async def _make_room(self, tx: Transaction, sandbox: Sandbox) -> None:
         """Let go what is there for nobody, where somebody else would have no room."""
-        if not await self._admission.has_room(tx, held_of(sandbox)):
-            await self._warm_pool.make_room(tx)
+        if not await self.admission.has_room(tx, held_of(sandbox)):
+            await self.warm_pool.make_room(tx)
 
     async def _announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
         """Tell of what is wanted now, once it is stored, and have it brought about."""
-        after = await self._stores.announce(tx, before)
-        tx.after_commit(lambda: self._reconciler.wake(before.id))
+        after = await self.stores.announce(tx, before)
+        tx.after_commit(lambda: self.reconciler.wake(before.id))
         return after
 
 

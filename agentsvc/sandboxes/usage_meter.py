@@ -32,13 +32,12 @@ class UsageSample(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-class Meter:
+class Meter(msgspec.Struct, eq=False):
     """Knows what each sandbox used when it was looked at lately."""
 
-    def __init__(self, calls: BackendCalls) -> None:
-        self._calls = calls
-        self._known: dict[str, UsageSample] = {}
-        self._recent: dict[str, deque[UsageSample]] = {}
+    calls: BackendCalls
+    _known: dict[str, UsageSample] = {}
+    _recent: dict[str, deque[UsageSample]] = {}
 
     def find(self, sandbox: Sandbox) -> UsageSample | None:
         """Return what was last measured of a sandbox, None where it cannot use anything now."""
@@ -75,7 +74,7 @@ class Meter:
             if sandbox.handle is None:
                 continue
             try:
-                async with self._calls.to(name) as backend:
+                async with self.calls.to(name) as backend:
                     usage = await backend.usage(sandbox.handle)
             except AgentsvcError as exc:
                 log.debug(

@@ -79,7 +79,7 @@ async def kill(service: Service, world: FakeWorld) -> None:
 
 
 async def spares(service: Service) -> list[WarmSandbox]:
-    return await service.app[SANDBOXES].warm_pool.table.unclaimed()
+    return await service.app[SANDBOXES].warm_pool.stores.warm_pool.unclaimed()
 
 
 async def all_ready(service: Service, count: int, but: str = "") -> list[str]:
@@ -143,11 +143,11 @@ async def test_nothing_is_kept_of_those_that_were_given_away(serve: Serve) -> No
     for _ in range(3):
         spare_id = await ready(service, given)
         await pool.refill()
-        assert spare_id in vars(pool)["_seen"]
+        assert spare_id in msgspec.structs.asdict(pool)["_seen"]
         given = await start(client)
     await ready(service, given)
     await pool.refill()
-    assert len(vars(pool)["_seen"]) <= 1
+    assert len(msgspec.structs.asdict(pool)["_seen"]) <= 1
 
 
 async def test_what_is_ready_is_removed_when_the_server_stops(

@@ -30,39 +30,23 @@ _TASK: Final = "sandbox admission"
 type LetIn = Callable[[Transaction, str], Awaitable[None]]
 
 
-class AdmissionQueue:
+class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
     """Knows the limits, and who waits."""
 
-    def __init__(
-        self,
-        stores: SandboxStores,
-        *,
-        supervisor: Supervisor,
-        config: SandboxesConfig,
-        rooms: Mapping[str, CapacityConfig],
-        usage: ActivityTracker,
-        let_in: LetIn,
-    ) -> None:
-        self._stores = stores
-        self._db = stores.db
-        self._table = stores.sandboxes
-        self._uses = stores.uses
-        self._supervisor = supervisor
-        self._config = config
-        self._usage = usage
-        self._let_in = let_in
-        self.limits = Limits(
-            server=_room(config.max_running, config.max_memory_bytes),
-            user=_room(config.max_running_per_user, 0),
-            backends={
-                name: _room(room.max_running, room.max_memory_bytes) for name, room in rooms.items()
-            },
-        )
-        # Somebody may have been waiting when the server stopped.
-        self._may_wait = True
-        self._has_changed = False
-        self._on_wanted: list[Callable[[], None]] = []
-        stores.changes.listen(lambda _before, _after: self.admit_soon())
+    stores: SandboxStores
+    supervisor: Supervisor
+    config: SandboxesConfig
+    limits: Limits
+    usage: ActivityTracker
+    let_in: LetIn
+    _may_wait: bool = True
+    """Whether somebody may wait, as when the server stopped."""
+    _has_changed: bool = False
+    _on_wanted: list[Callable[[], None]] = []
+
+    def __post_init__(self) -> None:
+        """Look who fits after each change."""
+        self.stores.changes.listen(lambda _before, _after: self.admit_soon())
 
     @property
     def is_limited(self) -> bool:
@@ -82,9 +66,9 @@ class AdmissionQueue:
         """Say whether one more fits whoever it is for, and nobody waits."""
         if not self.is_limited:
             return True
-        held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
+        held = [one for one in await self.stores.uses.held(reader) if one.id != wanted.id]
         limits = msgspec.structs.replace(self.limits, user=CapacityLimits())
-        return limits.blocks(held, wanted) is None and not await self._uses.waiting(reader)
+        return limits.blocks(held, wanted) is None and not await self.stores.uses.waiting(reader)
 
     async def enter(self, tx: Transaction, sandbox: Sandbox, when_full: WhenFull | None) -> bool:
         """Say whether a stored sandbox may run now; otherwise it waits from now on.
@@ -97,18 +81,18 @@ class AdmissionQueue:
         if most is None and not self.is_limited:
             return True
         wanted = held_of(sandbox)
-        held = [one for one in await self._uses.held(tx) if one.id != sandbox.id]
-        waiting = [one for one in await self._uses.waiting(tx) if one.id != sandbox.id]
+        held = [one for one in await self.stores.uses.held(tx) if one.id != sandbox.id]
+        waiting = [one for one in await self.stores.uses.waiting(tx) if one.id != sandbox.id]
         check_running(most, sum(one.user_id == wanted.user_id for one in (*held, *waiting)))
         if wanted in capacity.admit(self.limits, held, [*waiting, wanted]):
-            await self._uses.clear_queued(tx, sandbox.id)
+            await self.stores.uses.clear_queued(tx, sandbox.id)
             return True
         if not self.limits.can_ever_hold(wanted):
             raise OrderRejected(
                 "A sandbox of this spec needs more than may run at all: see `max_memory_bytes`"
                 " in the server's config"
             )
-        await self._wait(tx, wanted, held, waiting, when_full or self._config.when_full)
+        await self._wait(tx, wanted, held, waiting, when_full or self.config.when_full)
         return False
 
     async def _wait(
@@ -126,12 +110,12 @@ class AdmissionQueue:
             raise SandboxLimitReached(
                 f"No further sandbox may run now: {cause}, and none is idle that could be paused"
             )
-        if len(waiting) >= self._config.max_queued:
+        if len(waiting) >= self.config.max_queued:
             raise SandboxLimitReached(
                 f"No further sandbox may run now: {cause}, and {len(waiting)} wait already"
             )
         makes_room = when_full is WhenFull.PAUSE_IDLE
-        await self._uses.set_queued(tx, wanted.id, wanted.since, may_pause_idle=makes_room)
+        await self.stores.uses.set_queued(tx, wanted.id, wanted.since, may_pause_idle=makes_room)
         await self._store_positions(tx, held, [*waiting, wanted])
         self._may_wait = True
         log.info("sandbox waits for capacity", extra={"sandbox_id": wanted.id, "reason": cause})
@@ -143,21 +127,24 @@ class AdmissionQueue:
         """Return how many sandboxes of a user run, or wait to."""
 
         async def body(reader: Queryable) -> int:
-            counted = (*await self._uses.held(reader), *await self._uses.waiting(reader))
+            counted = (
+                *await self.stores.uses.held(reader),
+                *await self.stores.uses.waiting(reader),
+            )
             return sum(one.user_id == user_id for one in counted)
 
-        return await self._db.read(body)
+        return await self.stores.db.read(body)
 
     async def find_idle(
         self, wanted: AdmittedSandbox, tx: Queryable | None = None
     ) -> list[AdmittedSandbox]:
         """Return the sandboxes whose pause would make room, those idle longest first."""
-        reader = tx or self._db
-        held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
-        latest = now() - timedelta(seconds=self._config.min_idle_seconds)
+        reader = tx or self.stores.db
+        held = [one for one in await self.stores.uses.held(reader) if one.id != wanted.id]
+        latest = now() - timedelta(seconds=self.config.min_idle_seconds)
         used = {
-            one.id: self._usage.latest(one.id, one.active_at)
-            for one in await self._uses.unused(reader)
+            one.id: self.usage.latest(one.id, one.active_at)
+            for one in await self.stores.uses.unused(reader)
             if one.may_pause
         }
         idle = [
@@ -171,9 +158,9 @@ class AdmissionQueue:
         """Return the sandboxes that wait for an idle one to be paused, in turn."""
         if not self._may_wait:
             return []
-        ids = await self._uses.ids_wanting(self._db)
-        waiting = [one for one in await self._uses.waiting(self._db) if one.id in ids]
-        return capacity.in_turn(waiting, await self._uses.held(self._db))
+        ids = await self.stores.uses.ids_wanting(self.stores.db)
+        waiting = [one for one in await self.stores.uses.waiting(self.stores.db) if one.id in ids]
+        return capacity.in_turn(waiting, await self.stores.uses.held(self.stores.db))
 
     async def find_wait(self, sandbox_id: str) -> tuple[int, str] | None:
         """Return the place of a sandbox among those that wait for its backend, and why it waits.
@@ -182,34 +169,37 @@ class AdmissionQueue:
         """
 
         async def body(reader: Queryable) -> tuple[int, str] | None:
-            waiting, held = await self._uses.waiting(reader), await self._uses.held(reader)
+            waiting, held = (
+                await self.stores.uses.waiting(reader),
+                await self.stores.uses.held(reader),
+            )
             place = _positions(waiting, held).get(sandbox_id)
             one = next((one for one in waiting if one.id == sandbox_id), None)
             return (place, self.limits.wait_reason(held, one)) if place and one else None
 
-        return await self._db.read(body) if self._may_wait else None
+        return await self.stores.db.read(body) if self._may_wait else None
 
     def admit_soon(self) -> None:
         """Let in, in the background, whoever there is room for now."""
         if self._may_wait:
             self._has_changed = True
-            self._supervisor.spawn(_TASK, self._run)
+            self.supervisor.spawn(_TASK, self._run)
 
     async def _run(self) -> None:
         while self._has_changed:
             self._has_changed = False
-            await self._db.write(self._admit)
+            await self.stores.db.write(self._admit)
 
     async def _admit(self, tx: Transaction) -> None:
-        waiting = await self._uses.waiting(tx)
+        waiting = await self.stores.uses.waiting(tx)
         if not waiting:
             self._may_wait = False
             return
-        held = await self._uses.held(tx)
+        held = await self.stores.uses.held(tx)
         admitted = capacity.admit(self.limits, held, waiting)
         for one in admitted:
-            await self._uses.clear_queued(tx, one.id)
-            await self._let_in(tx, one.id)
+            await self.stores.uses.clear_queued(tx, one.id)
+            await self.let_in(tx, one.id)
             log.info("sandbox admitted", extra={"sandbox_id": one.id})
         rest = [one for one in waiting if one not in admitted]
         await self._store_positions(tx, [*held, *admitted], rest)
@@ -221,12 +211,12 @@ class AdmissionQueue:
         places = _positions(waiting, held)
         for one in waiting:
             sandbox_id, cause = one.id, self.limits.wait_reason(held, one)
-            before = await self._table.find(sandbox_id, tx)
+            before = await self.stores.sandboxes.find(sandbox_id, tx)
             reason = f"it waits for room: position {places[sandbox_id]} in the queue, since {cause}"
             if before is None or before.reason == reason:
                 continue
-            await self._table.set_reason(tx, sandbox_id, reason)
-            await self._stores.announce(tx, before)
+            await self.stores.sandboxes.set_reason(tx, sandbox_id, reason)
+            await self.stores.announce(tx, before)
 
 
 def _positions(
@@ -238,6 +228,17 @@ def _positions(
     for one in capacity.in_turn(waiting, held):
         last[one.backend] = places[one.id] = last.get(one.backend, 0) + 1
     return places
+
+
+def limits_of(config: SandboxesConfig, rooms: Mapping[str, CapacityConfig]) -> Limits:
+    """Return what the configuration says may run at the same time."""
+    return Limits(
+        server=_room(config.max_running, config.max_memory_bytes),
+        user=_room(config.max_running_per_user, 0),
+        backends={
+            name: _room(room.max_running, room.max_memory_bytes) for name, room in rooms.items()
+        },
+    )
 
 
 def _room(sandboxes: int, memory_bytes: int) -> CapacityLimits:

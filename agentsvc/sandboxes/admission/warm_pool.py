@@ -64,35 +64,22 @@ class _Failures(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
 
-class WarmPool:
+class WarmPool(msgspec.Struct, kw_only=True, eq=False):
     """Makes them, keeps them fresh, and gives them away."""
 
-    def __init__(
-        self,
-        stores: SandboxStores,
-        *,
-        calls: BackendCalls,
-        supervisor: Supervisor,
-        config: SandboxesConfig,
-        callbacks: CallbackRules,
-        identity_verifier: IdentityVerifier,
-        admission: AdmissionQueue,
-    ) -> None:
-        self._db = stores.db
-        self.table = stores.warm_pool
-        self._registry = calls.registry
-        self._calls = calls
-        self._supervisor = supervisor
-        self._config = config
-        self._callbacks = callbacks
-        self._identity_verifier = identity_verifier
-        self._admission = admission
-        self._failures: dict[str, _Failures] = {}
-        self._refused: set[str] = set()
-        self._seen: dict[str, float] = {}
-        self._lock = asyncio.Lock()
-        self._may_be_left = True
-        self._is_closed = False
+    stores: SandboxStores
+    calls: BackendCalls
+    supervisor: Supervisor
+    config: SandboxesConfig
+    callbacks: CallbackRules
+    identity_verifier: IdentityVerifier
+    admission: AdmissionQueue
+    _failures: dict[str, _Failures] = {}
+    _refused: set[str] = set()
+    _seen: dict[str, float] = {}
+    _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    _may_be_left: bool = True
+    _is_closed: bool = False
 
     # Giving away
 
@@ -101,26 +88,26 @@ class WarmPool:
         if not self._is_configured():
             return None
         spec, backend, wanted = sandbox.spec, sandbox.backend, core_of(sandbox.spec)
-        for spare in await self.table.unclaimed(tx):
+        for spare in await self.stores.warm_pool.unclaimed(tx):
             if (
                 spare.state is WarmSandboxState.READY
                 and spare.backend == backend
                 and core_of(spare.spec) == wanted
                 and spare.made_of == self._made_of(spare.spec)
-                and not self._registry.get(backend).why_no_pool(spec)
+                and not self.calls.registry.get(backend).why_no_pool(spec)
             ):
-                await self.table.set_state(tx, spare.id, WarmSandboxState.CLAIMED)
+                await self.stores.warm_pool.set_state(tx, spare.id, WarmSandboxState.CLAIMED)
                 tx.after_commit(self.refill_soon)
                 return spare
         return None
 
     async def give_back(self, tx: Transaction, spare: WarmSandbox) -> None:
         """Take one back that was claimed in the same transaction."""
-        await self.table.set_state(tx, spare.id, WarmSandboxState.READY)
+        await self.stores.warm_pool.set_state(tx, spare.id, WarmSandboxState.READY)
 
     async def make_room(self, tx: Transaction) -> None:
         """Let all go, since somebody has no room."""
-        if await self.table.retire_all(tx):
+        if await self.stores.warm_pool.retire_all(tx):
             tx.after_commit(self.refill_soon)
 
     async def awaken(self, sandbox: Sandbox, report: Report) -> Report:
@@ -128,15 +115,15 @@ class WarmPool:
 
         What is returned says that it is starting, or has failed, as long as it was not told.
         """
-        spare = await self.table.find(sandbox.id)
+        spare = await self.stores.warm_pool.find(sandbox.id)
         end = _agent_of(report)
         if spare is None or end is None:
             return report
-        agent = self._identity_verifier.connect(sandbox.backend, sandbox.handle, end, spare.key)
+        agent = self.identity_verifier.connect(sandbox.backend, sandbox.handle, end, spare.key)
         try:
             state = await agent.init_state()
             if state is InitState.DORMANT:
-                rules = self._callbacks.seen_at(self._registry.get(sandbox.backend))
+                rules = self.callbacks.seen_at(self.calls.registry.get(sandbox.backend))
                 identity = make_identity(sandbox.session_key, rules)
                 await agent.initialize(identity, hide=(sandbox.session_key,))
                 log.info("warm pool sandbox assigned", extra={"sandbox_id": sandbox.id})
@@ -148,14 +135,14 @@ class WarmPool:
         except AgentsvcError as exc:
             return _as_starting(report, exc.message)
         if spare.state is not WarmSandboxState.ASSIGNED:
-            await self._db.write(
-                lambda tx: self.table.set_state(tx, spare.id, WarmSandboxState.ASSIGNED)
+            await self.stores.db.write(
+                lambda tx: self.stores.warm_pool.set_state(tx, spare.id, WarmSandboxState.ASSIGNED)
             )
         return report
 
     async def is_unassigned(self, sandbox_id: str) -> bool:
         """Say whether somebody has one whose agent server was not told so."""
-        spare = await self.table.find(sandbox_id)
+        spare = await self.stores.warm_pool.find(sandbox_id)
         return spare is not None and spare.state is WarmSandboxState.CLAIMED
 
     # Making, looking, removing
@@ -163,7 +150,7 @@ class WarmPool:
     def refill_soon(self) -> None:
         """Look at all in the background."""
         if not self._is_closed:
-            self._supervisor.spawn(_TASK, self.refill)
+            self.supervisor.spawn(_TASK, self.refill)
 
     async def refill(self) -> None:
         """Make what is missing, look at what there is, and remove what is stale; called now and then."""
@@ -171,7 +158,7 @@ class WarmPool:
             return
         async with self._lock:
             wanted = self._wanted()
-            warm_pool = await self.table.unclaimed()
+            warm_pool = await self.stores.warm_pool.unclaimed()
             known = {spare.id for spare in warm_pool}
             self._seen = {one: at for one, at in self._seen.items() if one in known}
             for spare in warm_pool:
@@ -184,17 +171,17 @@ class WarmPool:
         """Remove all that nobody has; called when the server stops."""
         self._is_closed = True
         async with self._lock:
-            await self._db.write(self.table.retire_all)
-            for spare in await self.table.unclaimed():
+            await self.stores.db.write(self.stores.warm_pool.retire_all)
+            for spare in await self.stores.warm_pool.unclaimed():
                 await self._remove(spare)
 
     def _is_configured(self) -> bool:
-        return any(spec.pool for spec in self._registry.specs())
+        return any(spec.pool for spec in self.calls.registry.specs())
 
     def _wanted(self) -> dict[str, Spec]:
         """Return the specs of which some are to be there, by id, and say which cannot be."""
         found = {}
-        for spec in self._registry.specs():
+        for spec in self.calls.registry.specs():
             if not spec.pool:
                 continue
             try:
@@ -210,19 +197,19 @@ class WarmPool:
 
     def _checked(self, spec: Spec) -> Spec:
         """Return a spec as `placement.checked` does; raises for one of which there can be no pool, too."""
-        if self._registry.members(spec.backend) != (spec.backend,):
+        if self.calls.registry.members(spec.backend) != (spec.backend,):
             raise OrderRejected("its backend is a group")
         if spec.network is not Network.OPEN:
             raise OrderRejected("what it reaches depends on its user")
         if reserved := next((name for name in spec.env if name.startswith(_RESERVED)), None):
             raise OrderRejected(f"its environment has {reserved}")
-        whole = checked(self._registry, spec, self._config)
-        if reason := self._registry.get(spec.backend).why_no_pool(spec):
+        whole = checked(self.calls.registry, spec, self.config)
+        if reason := self.calls.registry.get(spec.backend).why_no_pool(spec):
             raise OrderRejected(reason)
         return whole
 
     def _made_of(self, spec: Spec) -> str:
-        url = self._registry.get(spec.backend).inside_url(self._callbacks.internal_url)
+        url = self.calls.registry.get(spec.backend).inside_url(self.callbacks.internal_url)
         whole = msgspec.json.encode([core_of(spec), url, *_versions()])
         return sha256(whole.decode())
 
@@ -233,7 +220,9 @@ class WarmPool:
         spare_id = new_id()
 
         async def insert(tx: Transaction) -> WarmSandbox | None:
-            there = [one for one in await self.table.unclaimed(tx) if one.spec.id == spec.id]
+            there = [
+                one for one in await self.stores.warm_pool.unclaimed(tx) if one.spec.id == spec.id
+            ]
             making = sum(one.state is WarmSandboxState.MAKING for one in there)
             if sum(one.state is not WarmSandboxState.LEAVING for one in there) >= spec.pool:
                 return None
@@ -246,12 +235,12 @@ class WarmPool:
                 key=Secret(new_key().reveal()),
                 created_at=now(),
             )
-            if making >= _AT_ONCE or not await self._admission.has_room(tx, held_of(spare)):
+            if making >= _AT_ONCE or not await self.admission.has_room(tx, held_of(spare)):
                 return None
-            await self.table.insert(tx, spare)
+            await self.stores.warm_pool.insert(tx, spare)
             return spare
 
-        spare = await self._db.write(insert)
+        spare = await self.stores.db.write(insert)
         if spare is not None:
             await self._check(spare, {spec.id: spec}, [spare])
 
@@ -260,7 +249,9 @@ class WarmPool:
     ) -> None:
         try:
             if spare.state is not WarmSandboxState.LEAVING and self._is_stale(spare, wanted, alike):
-                if not await self._db.write(lambda tx: self.table.retire(tx, spare.id)):
+                if not await self.stores.db.write(
+                    lambda tx: self.stores.warm_pool.retire(tx, spare.id)
+                ):
                     return
                 spare = msgspec.structs.replace(spare, state=WarmSandboxState.LEAVING)
             if spare.state is WarmSandboxState.LEAVING:
@@ -282,29 +273,29 @@ class WarmPool:
         spec = wanted.get(spare.spec.id)
         if spec is None or self._made_of(spec) != spare.made_of:
             return True
-        oldest = timedelta(seconds=self._config.pool_age_seconds)
+        oldest = timedelta(seconds=self.config.pool_age_seconds)
         if spare.state is WarmSandboxState.READY and now() - spare.created_at > oldest:
             return True
         return alike.index(spare) >= spec.pool
 
     def _is_late(self, spare: WarmSandbox) -> bool:
-        return now() - spare.created_at > timedelta(seconds=self._config.start_seconds)
+        return now() - spare.created_at > timedelta(seconds=self.config.start_seconds)
 
     async def _advance(self, spare: WarmSandbox) -> None:
         """Make one go on being made, or see now and then whether it is still good."""
-        if self._seen.get(spare.id, -math.inf) > monotonic() - self._config.sweep_seconds:
+        if self._seen.get(spare.id, -math.inf) > monotonic() - self.config.sweep_seconds:
             return
-        async with self._calls.to(spare.backend) as backend:
+        async with self.calls.to(spare.backend) as backend:
             handle = spare.handle
             if spare.state is WarmSandboxState.MAKING:
-                rules = self._callbacks.seen_at(backend)
+                rules = self.callbacks.seen_at(backend)
                 order = make_dormant_order(spare.id, spare.spec, spare.key, rules)
-                save = self.table.set_handle
+                save = self.stores.warm_pool.set_handle
                 handle = await backend.create(
-                    order, lambda handle: self._db.write(lambda tx: save(tx, handle))
+                    order, lambda handle: self.stores.db.write(lambda tx: save(tx, handle))
                 )
                 made = handle
-                await self._db.write(lambda tx: save(tx, made))
+                await self.stores.db.write(lambda tx: save(tx, made))
             report = await backend.inspect(handle) if handle else Report(phase=Phase.GONE)
         if report.phase is Phase.RUNNING:
             await self._mark_ready(spare, handle, report)
@@ -319,12 +310,14 @@ class WarmPool:
         if end is None:
             await self._discard(spare, "it has no agent server")
             return
-        agent = self._identity_verifier.connect(spare.backend, handle, end, spare.key)
+        agent = self.identity_verifier.connect(spare.backend, handle, end, spare.key)
         if await agent.init_state() is not InitState.DORMANT:
             await self._discard(spare, "its agent server does not wait to be told for whom it is")
             return
         self._failures.pop(spare.spec.id, None)
-        await self._db.write(lambda tx: self.table.set_ready(tx, spare.id, report.endpoints))
+        await self.stores.db.write(
+            lambda tx: self.stores.warm_pool.set_ready(tx, spare.id, report.endpoints)
+        )
         log.info("warm pool sandbox ready", extra={"sandbox_id": spare.id, "spec": spare.spec.id})
         self.refill_soon()
 
@@ -334,11 +327,11 @@ class WarmPool:
         self._failures[spare.spec.id] = _Failures(count=count, until=monotonic() + pause)
         extra = {"sandbox_id": spare.id, "spec": spare.spec.id, "reason": reason}
         log.warning("warm pool sandbox discarded", extra=extra)
-        await self._db.write(lambda tx: self.table.retire(tx, spare.id))
+        await self.stores.db.write(lambda tx: self.stores.warm_pool.retire(tx, spare.id))
 
     async def _remove(self, spare: WarmSandbox) -> None:
         try:
-            async with self._calls.to(spare.backend) as backend:
+            async with self.calls.to(spare.backend) as backend:
                 handle = spare.handle or await find_handle(backend, spare.id)
                 if handle is not None:
                     await backend.delete(handle)
@@ -346,7 +339,7 @@ class WarmPool:
             extra = {"sandbox_id": spare.id, "reason": exc.log_text}
             log.warning("warm pool sandbox not removed, will be retried", extra=extra)
             return
-        await self._db.write(lambda tx: self.table.delete(tx, spare.id))
+        await self.stores.db.write(lambda tx: self.stores.warm_pool.delete(tx, spare.id))
 
 
 def _agent_of(report: Report) -> Endpoint | None:
