@@ -15,7 +15,7 @@ import msgspec
 import yarl
 
 from agentsvc.agentserver.responses import to_error
-from agentsvc.agentserver.safe_connector import CONFIRM, Confirm, as_http
+from agentsvc.agentserver.safe_connector import PEER, Confirm, Peer, split_socket
 from agentsvc.base import (
     AgentsvcError,
     AgentUnavailable,
@@ -49,8 +49,9 @@ class AgentCalls:
         *,
         confirm: Confirm | None = None,
     ) -> None:
-        self._confirm = confirm
-        self.url = as_http(url).rstrip("/")
+        reached, socket_path = split_socket(url)
+        self.url = reached.rstrip("/")
+        self._peer: Peer = (socket_path, confirm)
         self._session = session
         self._key = key
         self._read_seconds = read_seconds
@@ -79,7 +80,9 @@ class AgentCalls:
         headers: Mapping[str, str] | None = None,
         explain: Callable[[int, bytes, str, Sequence[Secret]], AgentsvcError] = to_error,
         time_limit: float | None = None,
+        write: Callable[[bytes], Awaitable[None]] | None = None,
     ) -> bytes:
+        """Return what is answered, or hand it over in parts as they come; what `write` raises ends it."""
         limit = time_limit or self._read_seconds
         headers = {"X-Session-API-Key": self._key.reveal(), **(headers or {})}
         if json is not None:
@@ -87,7 +90,7 @@ class AgentCalls:
         if isinstance(data, bytes):
             headers["Content-Type"] = "application/json"
         where = f"{method} {path.partition('?')[0]}"
-        CONFIRM.set(self._confirm)
+        PEER.set(self._peer)
         with _explained(where, limit):
             async with (
                 asyncio.timeout(limit),
@@ -100,36 +103,19 @@ class AgentCalls:
                     allow_redirects=False,
                 ) as response,
             ):
+                if write is not None and response.status < HTTPStatus.MULTIPLE_CHOICES:
+                    async for part in response.content.iter_chunked(_PART_BYTES):
+                        await write(part)
                 body = await _read_bounded(response)
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise explain(response.status, body, where, (self._key, *hide))
         return body
 
-    async def _receive(
-        self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
-    ) -> None:
-        """Hand over what is at a path in parts, as they come; what `write` raises ends it."""
-        headers = {"X-Session-API-Key": self._key.reveal()}
-        where = f"GET {path.partition('?')[0]}"
-        CONFIRM.set(self._confirm)
-        with _explained(where, time_limit):
-            async with (
-                asyncio.timeout(time_limit),
-                self._session.get(
-                    yarl.URL(self.url + path, encoded=True), headers=headers, allow_redirects=False
-                ) as response,
-            ):
-                if response.status >= HTTPStatus.MULTIPLE_CHOICES:
-                    body = await _read_bounded(response)
-                    raise to_error(response.status, body, where, (self._key,))
-                async for part in response.content.iter_chunked(_PART_BYTES):
-                    await write(part)
-
     async def _listen(self, path: str, *, gather_seconds: float) -> AsyncIterator[list[bytes]]:
         """Yield the text messages of a WebSocket, those that come within a moment together."""
         headers = {"X-Session-API-Key": self._key.reveal()}
         where = f"GET {path}"
-        CONFIRM.set(self._confirm)
+        PEER.set(self._peer)
         with _explained(where):
             async with self._session.ws_connect(
                 yarl.URL(self.url + path, encoded=True),

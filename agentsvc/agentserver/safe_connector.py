@@ -2,14 +2,12 @@
 
 What listens in a sandbox is at a host and port, or on a unix socket of this machine.
 
-A URL `http+unix://QUOTED-PATH/...` names a socket; for an HTTP client it is put as `http://` and a
-host that stands for the socket, which `SandboxConnector` knows again.
+A URL `http+unix://QUOTED-PATH/...` names a socket, which an HTTP client is told beside the URL: whatever
+others say of where they are, no host stands for a socket.
 Where a name leads is asked once for a connection, which goes to the addresses that were checked.
 """
 
 import asyncio
-import hmac
-import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +25,7 @@ from aiohttp.client_proto import ResponseHandler
 from agentsvc.plugin.egress import Address, BadHost, Mode, meant, parse_host, parse_policy, show
 
 _SCHEME: Final = "http+unix"
-_DOMAIN: Final = ".socket.invalid"
-_KEY: Final = secrets.token_bytes(32)
+_INSIDE: Final = "127.0.0.1"
 
 type Found = Sequence[tuple[int, str]]
 """Families and addresses of a name."""
@@ -44,43 +41,26 @@ _LOOKUPS: Final = ThreadPoolExecutor(64, thread_name_prefix="dns")
 """Users decide how slowly a name is answered: the threads of the event loop are for other work."""
 
 
-CONFIRM: Final[ContextVar[Confirm | None]] = ContextVar("confirm", default=None)
-"""What confirms the connections that a request makes."""
+type Peer = tuple[str | None, Confirm | None]
+"""Where the connections of a request lead, as far as its URL does not say it: the path of a socket, None
+where it is the host of the URL, and what confirms them."""
+PEER: Final[ContextVar[Peer]] = ContextVar("peer", default=(None, None))
 
 
 class AddressNotAllowed(OSError):
     """A host at an address that a user may not have called; the message is for the user."""
 
 
-def as_http(url: str) -> str:
-    """Return a URL as an HTTP client takes it; one that names no socket stays as it is."""
+def split_socket(url: str) -> tuple[str, str | None]:
+    """Return a URL as an HTTP client takes it, and the path of the socket if it names one."""
     parts = urlsplit(url)
     if parts.scheme != _SCHEME:
-        return url
-    path = unquote(parts.netloc)
-    host = f"{path.encode().hex()}.{_seal(path)}{_DOMAIN}"
-    return parts._replace(scheme="http", netloc=host).geturl()
-
-
-def socket_of(host: str) -> str | None:
-    """Return the socket that a host in a URL of `as_http` stands for, or None for any other host."""
-    if not host.endswith(_DOMAIN):
-        return None
-    name, _, seal = host.removesuffix(_DOMAIN).partition(".")
-    try:
-        path = bytes.fromhex(name).decode()
-    except ValueError:
-        return None
-    return path if hmac.compare_digest(seal.encode(), _seal(path).encode()) else None
-
-
-def _seal(path: str) -> str:
-    # Another server or a sandbox may name any host: none but ours stands for a socket.
-    return hmac.new(_KEY, path.encode(), "sha256").hexdigest()[:32]
+        return url, None
+    return parts._replace(scheme="http", netloc=_INSIDE).geturl(), unquote(parts.netloc)
 
 
 class SandboxConnector(aiohttp.TCPConnector):
-    """Connects to hosts as usual, and to sockets where a host stands for one."""
+    """Connects to the `PEER` of a request."""
 
     async def _create_connection(
         self,
@@ -88,10 +68,10 @@ class SandboxConnector(aiohttp.TCPConnector):
         traces: list[Any],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # the name that the base class gave it
     ) -> ResponseHandler:
-        path = socket_of(req.url.host or "")
+        path, confirm = PEER.get()
         if path is None:
             protocol = await super()._create_connection(req, traces, timeout)
-            await confirm_peer(protocol.transport, CONFIRM.get())
+            await confirm_peer(protocol.transport, confirm)
             return protocol
         try:
             async with asyncio.timeout(timeout.sock_connect):

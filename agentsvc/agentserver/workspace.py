@@ -76,8 +76,8 @@ class WorkspaceCalls(AgentCalls):
         self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
     ) -> None:
         """Hand over the bytes of a file at an absolute path in parts; raises NotFound."""
-        query = urlencode({"path": path})
-        await self._receive(f"/api/file/download?{query}", write, time_limit=time_limit)
+        where = "/api/file/download?" + urlencode({"path": path})
+        await self._call("GET", where, time_limit=time_limit, write=write)
 
     async def run_command(
         self, command: str, *, cwd: str | None = None, time_limit: float
