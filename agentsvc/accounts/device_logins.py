@@ -62,13 +62,9 @@ class Claim(Struct, frozen=True, kw_only=True):
 class AttemptLimit(Throttle):
     """Lets each caller do a thing so many times a minute."""
 
-    def __init__(self, times_a_minute: int) -> None:
-        super().__init__(times_a_minute, at_once=times_a_minute)
-
     def check(self, caller: str) -> None:
         """Count what a caller does now; raises TooManyRequests, and then it does not count."""
-        _, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
-        if not is_taken:
+        if not self.admits(caller):
             raise TooManyRequests("Too many requests come from this address")
 
 

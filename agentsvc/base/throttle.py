@@ -10,12 +10,16 @@ _MAX_CALLERS: Final = 10_000
 
 
 class Throttle:
-    """So much a minute of each caller, of which some may come at once; 0 is no limit."""
+    """So much a minute of each caller, all of which may come at once unless said; 0 is no limit."""
 
-    def __init__(self, per_minute: int, *, at_once: int) -> None:
-        self._at_once = at_once
+    def __init__(self, per_minute: int, *, at_once: int | None = None) -> None:
+        self._at_once = per_minute if at_once is None else at_once
         self._rate = per_minute / _MINUTE_SECONDS
         self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def admits(self, caller: object) -> bool:
+        """Take one if it may be had now, and return whether it was."""
+        return self.reserve(caller, 1, max_wait_seconds=0)[1]
 
     def reserve(self, caller: object, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
         """Take so much ahead; return in how many seconds it may be had, and whether it was taken.

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agentsvc.base import Throttle
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import LimitsConfig, ServerConfig
 from agentsvc.http.middleware.rate_limit import RateLimit
-from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle, RefusalDelay
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LINES_A_MINUTE, RefusalDelay
 from tests.conftest import FAST
 from tests.plugin_loading import load_plugins
 from tests.service import Service
@@ -132,15 +133,11 @@ async def test_there_are_so_many_places_to_wait_in() -> None:
     assert await delay.hold()
 
 
-def test_a_caller_is_told_of_log_throttle() -> None:
-    log_throttle = LogThrottle(every_seconds=1000)
-    assert [log_throttle.is_due(caller) for caller in ("a", "a", "b", "a")] == [
-        True,
-        False,
-        True,
-        False,
-    ]
-    for number in range(1000):
-        log_throttle.is_due(str(number))
-    assert log_throttle.is_due("a")
-    assert not log_throttle.is_due("999")
+def test_the_log_tells_of_a_caller_once_a_minute() -> None:
+    throttle = Throttle(LINES_A_MINUTE)
+    told = [throttle.admits(caller) for caller in ("a", "a", "b", "a")]
+    assert told == [True, False, True, False]
+    for number in range(10_000):
+        throttle.admits(str(number))
+    assert throttle.admits("a")
+    assert not throttle.admits("9999")

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from aiohttp import hdrs, web
 from multidict import istr
 
-from agentsvc.base import CURRENT_REQUEST, errors, monotonic, new_id, now, write_fast
+from agentsvc.base import CURRENT_REQUEST, Throttle, errors, monotonic, new_id, now, write_fast
 from agentsvc.config import Config
 from agentsvc.http import keys
 from agentsvc.http.middleware.audit import SAFE_METHODS, note_change
@@ -39,9 +39,9 @@ from agentsvc.http.routes import Handler, Scope, check_scope, end_head, is_page,
 from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
 from agentsvc.http.server.delayed_refusal import (
     IS_HELD,
+    LINES_A_MINUTE,
     LOG_THROTTLE,
     REFUSAL_DELAY,
-    LogThrottle,
     RefusalDelay,
 )
 from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
@@ -125,7 +125,7 @@ def install(
     app[LIMITS] = Limits(config.limits)
     # As many answers may be kept back at a time as are a quarter of the connections.
     app[REFUSAL_DELAY] = RefusalDelay(server.max_connections // 4)
-    app[LOG_THROTTLE] = LogThrottle()
+    app[LOG_THROTTLE] = Throttle(LINES_A_MINUTE)
     app[_CORS_ORIGINS] = frozenset(server.cors_origins)
     app[_TIME_LIMIT] = TimeLimit(server.request_seconds)
     knows: Callable[[str], bool] = lru_cache(maxsize=_MAX_HOSTS)(known_hosts(config).knows)
@@ -418,7 +418,7 @@ def _write_failure(error: errors.AgentsvcError, failure: Exception) -> None:
 def _write_sandbox_line(request: web.Request, error: errors.AgentsvcError, reason: Refusal) -> None:
     """Say of a sandbox that it is turned away, now and then."""
     sandbox_id = _sandbox_of(request)
-    if sandbox_id and request.app[LOG_THROTTLE].is_due(sandbox_id):
+    if sandbox_id and request.app[LOG_THROTTLE].admits(sandbox_id):
         extra = {"sandbox_id": sandbox_id, "why": str(reason), "reason": error.message}
         log.warning("request of a sandbox refused, its limit is reached", extra=extra)
 
@@ -453,7 +453,7 @@ def _note_end(request: web.Request, status: int, seconds: float) -> None:
     is_dull = request.path in _HEALTH_PATHS or (
         is_refused
         and request.get(IS_HELD, False)
-        and not app[LOG_THROTTLE].is_due(client_of(request))
+        and not app[LOG_THROTTLE].admits(client_of(request))
     )
     level = logging.DEBUG if is_dull else logging.INFO
     if not log.isEnabledFor(level):

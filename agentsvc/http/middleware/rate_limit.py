@@ -66,7 +66,7 @@ class RateLimit(Throttle):
     """So many requests a minute of each caller, which may come at once; 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
-        super().__init__(most, at_once=most)
+        super().__init__(most)
         self._name = name
         self._max_per_minute = most
 
@@ -93,7 +93,7 @@ class Limits:
         self.addresses = RateLimit("address", config.refused_per_minute)
         requests, size = config.sandbox_requests_per_minute, config.report_bytes_per_minute
         self.sandboxes = {
-            Budget.REQUESTS: Throttle(requests, at_once=requests),
+            Budget.REQUESTS: Throttle(requests),
             Budget.BYTES: Throttle(size, at_once=CALLBACK_BODY_BYTES),
         }
 

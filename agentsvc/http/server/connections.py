@@ -10,11 +10,11 @@ from typing import Final, cast
 
 from aiohttp import hdrs, web
 
-from agentsvc.base import AgentsvcError, TooManyRequests, spread
+from agentsvc.base import AgentsvcError, Throttle, TooManyRequests, spread
 from agentsvc.config import ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
 from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
-from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LINES_A_MINUTE
 from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.wire import refusal_of
 
@@ -84,7 +84,7 @@ class Shared:
         self.limit = limit
         self.measures = measures
         self._refused: set[asyncio.Transport] = set()
-        self._log_throttle = LogThrottle()
+        self._log_throttle = Throttle(LINES_A_MINUTE)
 
     def hold_refused(self, transport: asyncio.Transport) -> bool:
         """Keep a refused connection open until `drop_refused`; return False if too many are."""
@@ -105,7 +105,7 @@ class Shared:
     def note_refusal(self, reason: Refusal, address: str) -> None:
         """Count a connection that was refused, and say so now and then."""
         self.measures.refuse(reason)
-        if self._log_throttle.is_due(f"{reason} {address}"):
+        if self._log_throttle.admits(f"{reason} {address}"):
             extra = {"reason": str(reason), "address": address, "connections": len(self.limit)}
             log.info("connection refused", extra=extra)
 
