@@ -173,12 +173,11 @@ class KeyRing:
     async def _identify(self, key: str) -> Principal:
         if not key.isascii():
             raise NotAuthenticated
-        digest, now = values.sha256(key), values.now()
+        digest = values.sha256(key)
         known = await self._db.keep((KeyRing, digest), lambda: self._find(digest))
-        if known is None or not known.is_good(now):
+        if known is None or not known.is_good(values.now()):
             raise NotAuthenticated
-        if known.last_used_at is None or now - known.last_used_at >= USE_IS_NOTED_EVERY:
-            await self._note_use(known.principal.key_id, now)
+        await note_use(self._db, "key", _NOTE_USE, known.principal.key_id, known.last_used_at)
         return known.principal
 
     async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
@@ -289,21 +288,29 @@ class KeyRing:
             return None
         return _to_known(row)
 
-    async def _note_use(self, key_id: int, now: datetime) -> None:
-        # Another process may have noted one that is recent enough.
-        sql = """
-            UPDATE api_keys
-            SET last_used_at = :now
-            WHERE id = :id
-              AND (last_used_at IS NULL OR last_used_at <= :before)
-        """
-        before = values.to_stored(now - USE_IS_NOTED_EVERY)
-        params = {"id": key_id, "now": values.to_stored(now), "before": before}
-        try:
-            await self._db.write(lambda tx: tx.run(sql, params))
-        except StorageFailed as exc:
-            # A full disk must not lock everybody out.
-            log.warning("last use of a key not stored", extra={"reason": exc.detail})
+
+_NOTE_USE: Final = """
+    UPDATE api_keys
+    SET last_used_at = :now
+    WHERE id = :id AND (last_used_at IS NULL OR last_used_at <= :before)
+"""
+"""Another process may have noted one that is recent enough."""
+
+
+async def note_use(
+    db: Database, what: str, sql: str, row_id: str | int, last_used_at: datetime | None
+) -> None:
+    """Note that a key, or what stands for one, is used now, at most once a minute."""
+    now = values.now()
+    if last_used_at is not None and now - last_used_at < USE_IS_NOTED_EVERY:
+        return
+    before = values.to_stored(now - USE_IS_NOTED_EVERY)
+    params = {"id": row_id, "now": values.to_stored(now), "before": before}
+    try:
+        await db.write(lambda tx: tx.run(sql, params))
+    except StorageFailed as exc:
+        # A full disk must not lock everybody out.
+        log.warning("last use of a %s not stored", what, extra={"reason": exc.detail})
 
 
 async def check_room(tx: Transaction, user_id: str) -> None:
@@ -346,19 +353,10 @@ async def insert_key(
         "expires_at": values.stored_or_none(expires_at),
         "made_with": made_with,
     }
-    sql = """
-        INSERT INTO api_keys
-            (user_id, name, scope, hash, prefix, created_at, not_before, expires_at, made_with)
-        VALUES (:user_id, :name, :scope, :hash, :prefix, :created_at, :not_before, :expires_at,
-                :made_with)
-        ON CONFLICT (hash) DO NOTHING
-        RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
-                  expires_at, revoked_at
-    """
-    row = await tx.one(sql, given)
-    if row is None:
+    if not await tx.insert("api_keys", given, "ON CONFLICT (hash) DO NOTHING"):
         raise Conflict("this key exists already")
-    return record_of(row, ApiKey, user_name=user.name)
+    [row] = await tx.all(_KEYS + " WHERE k.hash = :hash", given)
+    return record_of(row, ApiKey)
 
 
 async def find_key(source: Queryable, key_id: int) -> Row | None:

@@ -5,7 +5,6 @@ without the other. A login is good as long as its key is. A login link logs a br
 the key being typed. Tokens of both are stored as hashes, like keys.
 """
 
-import logging
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,11 +12,9 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.device_logins import AttemptLimit
-from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, Principal, find_key
-from agentsvc.base import NotAuthenticated, NotFound, Secret, StorageFailed, values
+from agentsvc.accounts.keys import KeyRing, Principal, find_key, note_use
+from agentsvc.base import NotAuthenticated, NotFound, Secret, values
 from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
-
-log = logging.getLogger(__name__)
 
 LINK_LIFETIME: Final = timedelta(minutes=15)
 """How long a login link can be used."""
@@ -142,7 +139,8 @@ class Logins:
         row = await self._db.one(_GOOD + " AND l.hash = :hash", params)
         if row is None:
             raise NotAuthenticated
-        await self._note_use(row["id"], values.from_stored(row["last_used_at"]))
+        last_used_at = values.from_stored(row["last_used_at"])
+        await note_use(self._db, "login", _NOTE_USE, row["id"], last_used_at)
         return _to_principal(row)
 
     async def find_good(self, login_ids: Collection[str]) -> dict[str, Principal]:
@@ -185,17 +183,8 @@ class Logins:
         await tx.insert("logins", row_of(login, hash=values.sha256(token.whole.reveal())))
         return login
 
-    async def _note_use(self, login_id: str, last_used_at: datetime) -> None:
-        if values.now() - last_used_at < USE_IS_NOTED_EVERY:
-            return
-        sql = "UPDATE logins SET last_used_at = :now WHERE id = :id"
-        try:
-            await self._db.write(lambda tx: tx.run(sql, {"id": login_id, "now": _now()}))
-        except StorageFailed as exc:
-            # A full disk must not lock everybody out.
-            log.warning("last use of a login not stored", extra={"reason": exc.detail})
 
-
+_NOTE_USE: Final = "UPDATE logins SET last_used_at = :now WHERE id = :id"
 _DELETE_SURPLUS: Final = """
     DELETE FROM logins
     WHERE id IN (
