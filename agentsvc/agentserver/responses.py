@@ -1,7 +1,6 @@
 """Structs, decoders and errors for responses of agent servers. Pure."""
 
 import contextlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from http import HTTPStatus
@@ -290,44 +289,28 @@ class Output:
     def __init__(self) -> None:
         self.exit_code: int | None = None
         self.last_order = -1
-        self._streams = {"stdout": _End(), "stderr": _End()}
+        self._kept = {"stdout": "", "stderr": ""}
+        self._is_cut = False
 
-    def add(self, part: BashOutput) -> None:
-        """Take the next part."""
-        self.last_order = max(self.last_order, part.order)
-        if part.exit_code is not None:
-            self.exit_code = part.exit_code
-        for name, text in (("stdout", part.stdout), ("stderr", part.stderr)):
-            if text:
-                self._streams[name].add(text)
+    def add(self, parts: Sequence[BashOutput]) -> None:
+        """Take the next parts."""
+        for part in parts:
+            self.last_order = max(self.last_order, part.order)
+            if part.exit_code is not None:
+                self.exit_code = part.exit_code
+        for name, kept in self._kept.items():
+            text = "".join((kept, *(getattr(part, name) or "" for part in parts)))
+            self._is_cut |= len(text) > MAX_OUTPUT_CHARS
+            self._kept[name] = text[-MAX_OUTPUT_CHARS:]
 
     def result(self, *, timed_out: bool) -> CommandResult:
         """Return what there is."""
         return CommandResult(
             exit_code=-1 if self.exit_code is None else self.exit_code,
-            stdout=self._streams["stdout"].text(),
-            stderr=self._streams["stderr"].text(),
             timed_out=timed_out,
-            truncated=any(one.size > MAX_OUTPUT_CHARS for one in self._streams.values()),
+            truncated=self._is_cut,
+            **self._kept,
         )
-
-
-class _End:
-    """The last part of a text that comes in any number of pieces."""
-
-    def __init__(self) -> None:
-        self.size = self._kept = 0
-        self._pieces: deque[str] = deque()
-
-    def add(self, piece: str) -> None:
-        self.size += len(piece)
-        self._kept += len(piece)
-        self._pieces.append(piece)
-        while self._kept - len(self._pieces[0]) >= MAX_OUTPUT_CHARS:
-            self._kept -= len(self._pieces.popleft())
-
-    def text(self) -> str:
-        return "".join(self._pieces)[-MAX_OUTPUT_CHARS:]
 
 
 def decode[T](kind: type[T], raw: bytes) -> T:

@@ -137,8 +137,7 @@ class WorkspaceCalls(AgentCalls):
                 BashPage,
                 await self._call("GET", "/api/bash/bash_events/search?" + urlencode(query)),
             )
-            for part in page.items:
-                output.add(part)
+            output.add(page.items)
             if page.next_page_id in (None, query.get("page_id")) or monotonic() >= end:
                 return
             query["page_id"] = page.next_page_id

@@ -139,8 +139,8 @@ def test_costs_are_summed_over_usage_ids() -> None:
 
 def test_output_parts_are_joined_and_bounded() -> None:
     output = Output()
-    output.add(BashOutput(order=0, stdout="a" * 200_000, stderr="e"))
-    output.add(BashOutput(order=1, stdout="b" * 100_000, exit_code=0))
+    output.add([BashOutput(order=0, stdout="a" * 200_000, stderr="e")])
+    output.add([BashOutput(order=1, stdout="b" * 100_000, exit_code=0)])
     result = output.result(timed_out=False)
     assert result.truncated
     assert result.stdout.endswith("b" * 100_000)
@@ -151,9 +151,10 @@ def test_output_parts_are_joined_and_bounded() -> None:
 
 def test_output_in_very_many_parts_is_joined_in_a_moment() -> None:
     output, began = Output(), time.process_time()
-    output.add(BashOutput(stdout="a" * 300_000))
-    for _ in range(50_000):
-        output.add(BashOutput(stdout="b"))
+    output.add([BashOutput(stdout="a" * 300_000)])
+    output.add([BashOutput(stdout="b")] * 40_000)
+    for _ in range(100):
+        output.add([BashOutput(stdout="b")] * 100)
     assert output.result(timed_out=False).stdout == "a" * (256 * 1024 - 50_000) + "b" * 50_000
     assert time.process_time() - began < 1
 
