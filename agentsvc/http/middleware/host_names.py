@@ -7,7 +7,6 @@ who sends it.
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -39,27 +38,19 @@ def known_hosts(config: Config, *, machine: str = "") -> KnownHosts:
     machine = (machine or socket.gethostname()).lower()
     urls = (server.public_url, server.internal_url)
     wildcards = [name for name in server.allowed_hosts if name.startswith("*.")]
-    return KnownHosts(
-        names=frozenset(
-            _present(
-                LOCAL_DOMAIN,
-                machine,
-                f"{machine}.local",
-                *(urlsplit(url).hostname for url in urls),
-                *(name_of(name) for name in server.allowed_hosts),
-                name_of(server.host),
-            )
-        ),
-        domains=frozenset(
-            _present(
-                LOCAL_DOMAIN, domain_of(config.gateway.sandbox_domain), *map(domain_of, wildcards)
-            )
-        ),
+    names = (
+        LOCAL_DOMAIN,
+        machine,
+        f"{machine}.local",
+        *(urlsplit(url).hostname for url in urls),
+        *(name_of(name) for name in server.allowed_hosts),
+        name_of(server.host),
     )
-
-
-def _present(*names: str | None) -> Iterable[str]:
-    return (name for name in names if name)
+    domains = (LOCAL_DOMAIN, domain_of(config.gateway.sandbox_domain), *map(domain_of, wildcards))
+    return KnownHosts(
+        names=frozenset(filter(None, names)),
+        domains=frozenset(filter(None, domains)),
+    )
 
 
 def _is_address(name: str) -> bool:

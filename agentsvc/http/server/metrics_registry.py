@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -48,21 +49,17 @@ class MetricFamily(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
 
 
-def gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
-    """Return a figure that goes up and down."""
-    return _family("gauge", name, text, samples)
-
-
-def counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
-    """Return a figure that only grows while the server runs."""
-    return _family("counter", name, text, samples)
-
-
 def _family(
     kind: str, name: str, text: str, samples: Iterable[tuple[Labels, float]]
 ) -> MetricFamily:
     found = tuple(("", labels, value) for labels, value in samples)
     return MetricFamily(name=f"agentsvc_{name}", kind=kind, help=text, samples=found)
+
+
+gauge: Final = partial(_family, "gauge")
+"""Returns a figure that goes up and down."""
+counter: Final = partial(_family, "counter")
+"""Returns a figure that only grows while the server runs."""
 
 
 def to_text(families: Iterable[MetricFamily]) -> str:
