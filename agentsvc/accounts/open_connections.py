@@ -4,8 +4,8 @@ That a key was revoked, has expired or belongs to a user who is blocked or may d
 here whoever did it, be it a command in another process.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import msgspec
@@ -19,18 +19,15 @@ POLL_SECONDS: Final = 1.0
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A connection; `needs` tells whether its caller may go on."""
+    """A connection; `needs` tells whether its caller may go on.
 
-    caller: Principal
-    end: Callable[[], None]
-    needs: Callable[[Principal], bool]
-
-
-class _Owned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A connection to a sandbox of a user that the sandbox's own key opened."""
+    Without a caller it is one to a sandbox of a user that the sandbox's own key opened.
+    """
 
     user_id: str
     end: Callable[[], None]
+    caller: Principal | None = None
+    needs: Callable[[Principal], bool] = lambda _caller: True
 
 
 class OpenConnections:
@@ -40,38 +37,25 @@ class OpenConnections:
         self._keyring = keyring
         self._logins = logins
         self._open: set[_Held] = set()
-        self._owned: set[_Owned] = set()
         self._barred: frozenset[str] = frozenset()
         self._barred_at: float | None = None
 
-    @contextmanager
     def held(
         self,
         caller: Principal,
         end: Callable[[], None],
         *,
         needs: Callable[[Principal], bool] = lambda _caller: True,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Call `end()` when the caller's key has lost its worth while this lasts.
 
         So it is called when the caller is no longer what `needs` asks for.
         """
-        held = _Held(caller=caller, end=end, needs=needs)
-        self._open.add(held)
-        try:
-            yield
-        finally:
-            self._open.discard(held)
+        return self._hold(_Held(user_id=caller.user_id, end=end, caller=caller, needs=needs))
 
-    @contextmanager
-    def held_of(self, user_id: str, end: Callable[[], None]) -> Iterator[None]:
+    def held_of(self, user_id: str, end: Callable[[], None]) -> AbstractContextManager[None]:
         """Call `end()` when a user may use no sandbox any more while this lasts."""
-        owned = _Owned(user_id=user_id, end=end)
-        self._owned.add(owned)
-        try:
-            yield
-        finally:
-            self._owned.discard(owned)
+        return self._hold(_Held(user_id=user_id, end=end))
 
     async def is_barred(self, user_id: str) -> bool:
         """Tell whether a user may use no sandbox: one who is blocked, or may only look.
@@ -84,38 +68,45 @@ class OpenConnections:
 
     async def find(self, caller: Principal) -> Principal | None:
         """Return what a caller is by now, or None if the key, or the login for it, is not good."""
-        if caller.login_id is not None:
-            return (await self._logins.find_good([caller.login_id])).get(caller.login_id)
-        return (await self._keyring.find_good([caller.key_id])).get(caller.key_id)
+        return (await self._find_all([caller])).get(caller)
 
     async def close_revoked(self) -> None:
         """End the connections whose key, or the login that stands for it, is not good now."""
         self._barred_at = None
-        if self._owned:
-            await self._check_owners()
-        if self._open:
-            await self._check_callers()
+        seen = tuple(self._open)
+        callers = [one.caller for one in seen if one.caller is not None]
+        good = await self._find_all(callers)
+        if len(callers) < len(seen):
+            await self._read_barred()
+        for one in seen:
+            if one.caller is None:
+                may_go_on = one.user_id not in self._barred
+            else:
+                may_go_on = one.caller in good and one.needs(good[one.caller])
+            if one in self._open and not may_go_on:
+                self._open.discard(one)
+                one.end()
+
+    @contextmanager
+    def _hold(self, one: _Held) -> Iterator[None]:
+        self._open.add(one)
+        try:
+            yield
+        finally:
+            self._open.discard(one)
+
+    async def _find_all(self, callers: Sequence[Principal]) -> dict[Principal, Principal]:
+        """Return what callers are by now, as far as their keys, or the logins for these, are good."""
+        logins = {one.login_id for one in callers if one.login_id is not None}
+        keys = {one.key_id for one in callers if one.login_id is None}
+        by_login = await self._logins.find_good(logins) if logins else {}
+        by_key = await self._keyring.find_good(keys) if keys else {}
+        found = {
+            one: by_login.get(one.login_id) if one.login_id else by_key.get(one.key_id)
+            for one in callers
+        }
+        return {one: now for one, now in found.items() if now is not None}
 
     async def _read_barred(self) -> None:
         self._barred = await self._keyring.find_barred()
         self._barred_at = monotonic()
-
-    async def _check_owners(self) -> None:
-        await self._read_barred()
-        for one in tuple(self._owned):
-            if one.user_id in self._barred:
-                self._owned.discard(one)
-                one.end()
-
-    async def _check_callers(self) -> None:
-        seen = tuple(self._open)
-        logins = {one.caller.login_id for one in seen if one.caller.login_id is not None}
-        keys = {one.caller.key_id for one in seen if one.caller.login_id is None}
-        by_login = await self._logins.find_good(logins) if logins else {}
-        by_key = await self._keyring.find_good(keys) if keys else {}
-        for one in seen:
-            login_id = one.caller.login_id
-            now = by_login.get(login_id) if login_id else by_key.get(one.caller.key_id)
-            if one in self._open and (now is None or not one.needs(now)):
-                self._open.discard(one)
-                one.end()
