@@ -129,7 +129,7 @@ class SafeConnector:
         self._own_until = 0.0
 
     async def resolve(self, host: str, port: int) -> Found:
-        """Return the addresses to connect to; raises NotPublic unless all of them may be called.
+        """Return the addresses to connect to; raises AddressNotAllowed unless all of them may be called.
 
         Raises OSError where the name is not known.
         """
@@ -142,7 +142,7 @@ class SafeConnector:
         return found
 
     def check_literal(self, host: str, port: int) -> None:
-        """Raise NotPublic for a host that is an address, in any spelling, and may not be called."""
+        """Raise AddressNotAllowed for a host that is an address, in any spelling, and may not be called."""
         if not self._anywhere and not isinstance(self._parse(host), str):
             self._check(host, port, (), self._own_found)
 

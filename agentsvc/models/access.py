@@ -26,7 +26,7 @@ def reach_of_models(
 
 
 def check_host(reach: SafeConnector, url: URL) -> None:
-    """Raise BadHost for a host that cannot be meant, NotPublic for an address that is not asked."""
+    """Raise BadHost for a host that cannot be meant, AddressNotAllowed for an address that is not asked."""
     parse_host(url.raw_host or "")
     reach.check_literal(url.raw_host or "", url.port or 0)
 
