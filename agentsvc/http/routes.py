@@ -16,8 +16,6 @@ from agentsvc.accounts import Principal
 from agentsvc.base import AgentsvcError, errors
 from agentsvc.http.path_parts import names_in, part_of
 from agentsvc.http.wire import (
-    BODY_LIMIT,
-    CALLBACK_BODY_BYTES,
     json_response,
     path_id,
     path_text,
@@ -396,29 +394,15 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
         app[_MOUNTED], app[_RESOURCES] = {}, {}
     resources = app[_RESOURCES]
     for route in routes:
-        whole = _with_long_bodies(route.handler) if route.scope in _LONG_BODIES else route.handler
-        handlers = {route.method: whole}
+        handlers = {route.method: route.handler}
         if route.method == hdrs.METH_GET:
-            handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else whole
+            handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else route.handler
         for path in (route.path, f"{route.path}/"):
             if path not in resources:
                 resources[path] = app.router.add_resource(path)
             for method, handler in handlers.items():
                 added = resources[path].add_route(method, handler)
                 app[_MOUNTED][added] = route
-
-
-_LONG_BODIES: Final = (Scope.SANDBOX, Scope.MODEL)
-
-
-def _with_long_bodies(handler: Handler) -> Handler:
-    """Return a handler for what sandboxes send, whose bodies are longer than those of users."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        request[BODY_LIMIT] = max(request.client_max_size, CALLBACK_BODY_BYTES)
-        return await handler(request)
-
-    return answer
 
 
 class _HeadIsKnown(Exception):

@@ -88,6 +88,17 @@ async def test_a_flood_of_reports_waits_and_then_is_refused(
     assert (await client.get("/api/settings")).status == 200
 
 
+async def test_a_report_may_be_longer_than_what_users_send(
+    client: Client, service: Service
+) -> None:
+    server = msgspec.structs.replace(service.config.server, max_body_bytes=100_000)
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await service.restart()
+    fed = await feeder(client, service)
+    assert (await report(fed, EVENT_BYTES)).status == 200
+    assert (await client.post("/api/v1/settings", json={"x": "x" * EVENT_BYTES})).status == 413
+
+
 async def test_what_is_compressed_counts_as_what_it_is(client: Client, service: Service) -> None:
     await limited(service, report_bytes_per_minute=600_000)
     fed = await feeder(client, service)

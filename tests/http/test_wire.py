@@ -177,13 +177,13 @@ async def test_a_body_over_the_limit_is_refused_whether_announced_or_not(client:
     assert response.status == 413
 
 
-@pytest.mark.parametrize(
-    ("scope", "limit"), [(Scope.RUN, 100_000), (Scope.SANDBOX, wire.CALLBACK_BODY_BYTES)]
-)
-async def test_only_what_a_sandbox_calls_back_has_a_limit_of_its_own(
-    aiohttp_client: MakeClient, scope: Scope, limit: int
+@pytest.mark.parametrize("limit", [100_000, wire.CALLBACK_BODY_BYTES])
+async def test_a_request_may_have_a_limit_of_its_own(
+    aiohttp_client: MakeClient, limit: int
 ) -> None:
     async def post(request: web.Request) -> web.Response:
+        if limit != request.client_max_size:
+            request[wire.BODY_LIMIT] = limit
         return wire.text_response(str(len(await wire.read_body(request))))
 
     @web.middleware
@@ -195,7 +195,7 @@ async def test_only_what_a_sandbox_calls_back_has_a_limit_of_its_own(
         return response
 
     app = web.Application(client_max_size=100_000, middlewares=[refuse])
-    mount(app, [msgspec.structs.replace(_route("POST", "/things", post), scope=scope)])
+    mount(app, [_route("POST", "/things", post)])
     client = await aiohttp_client(app)
     for size in (limit, limit + 1):
         body = io.BytesIO(b" " * size)

@@ -48,6 +48,7 @@ from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.server.time_limit import TimeLimit
 from agentsvc.http.urls import address_of, client_of, is_from_proxy
 from agentsvc.http.wire import (
+    BODY_LIMIT,
     CALLBACK_BODY_BYTES,
     ON_MORE_BODY,
     OnMoreBody,
@@ -317,6 +318,9 @@ async def _count_sandbox(request: web.Request) -> None:
     if not sandbox_id:
         return
     show_key(request, sandbox_id=sandbox_id)
+    if keys.PASS not in request:
+        # Its bodies are longer than those of users.
+        request[BODY_LIMIT] = max(request.client_max_size, CALLBACK_BODY_BYTES)
     allowance = SandboxAllowance(request, sandbox_id)
     await allowance.spend(Budget.REQUESTS, 1)
     if keys.SANDBOX in request:
