@@ -136,7 +136,8 @@ class Runner:
         for listening in self._listening:
             listening.close()
         if self._shared is not None:
-            self._shared.close()
+            for transport in self._shared.refused:
+                transport.abort()
             # Those who are in already have their requests begun.
             await asyncio.sleep(0)
             self._shared.server.pre_shutdown()

@@ -83,24 +83,9 @@ class Shared:
         self.limits = limits
         self.limit = limit
         self.measures = measures
-        self._refused: set[asyncio.Transport] = set()
+        self.refused: set[asyncio.Transport] = set()
+        """What waits to be told that it was refused, of which no handler knows."""
         self._log_throttle = Throttle(LINES_A_MINUTE)
-
-    def hold_refused(self, transport: asyncio.Transport) -> bool:
-        """Keep a refused connection open until `drop_refused`; return False if too many are."""
-        if len(self._refused) >= self.limits.max_connections:
-            return False
-        self._refused.add(transport)
-        return True
-
-    def drop_refused(self, transport: asyncio.Transport) -> None:
-        """Forget a refused connection; fine if it is none."""
-        self._refused.discard(transport)
-
-    def close(self) -> None:
-        """End the refused connections, of which no handler knows."""
-        for transport in self._refused:
-            transport.abort()
 
     def note_refusal(self, reason: Refusal, address: str) -> None:
         """Count a connection that was refused, and say so now and then."""
@@ -174,7 +159,7 @@ class ClientConnection(asyncio.Protocol):
         if self._counted is not None:
             self._shared.limit.leave(self._counted)
         if self._transport is not None:
-            self._shared.drop_refused(self._transport)
+            self._shared.refused.discard(self._transport)
         tell = self.request.get(ON_LOST) if self.request is not None else None
         if self._handler is not None:
             self._handler.connection_lost(exc)
@@ -230,10 +215,11 @@ class ClientConnection(asyncio.Protocol):
         """Tell a client that it cannot have a connection, after a while: at once it would come back at once."""
         shared = self._shared
         shared.note_refusal(reason, self._address)
-        if not transport.can_write_eof() or not shared.hold_refused(transport):
+        if not transport.can_write_eof() or len(shared.refused) >= shared.limits.max_connections:
             transport.write(refusal_of(error))
             transport.close()
             return
+        shared.refused.add(transport)
         transport.pause_reading()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(spread(HOLD_SECONDS), self._tell_refusal, transport, error)
