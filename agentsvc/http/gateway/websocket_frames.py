@@ -6,7 +6,6 @@ messages of an agent server, which they get in another form.
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import struct
 from typing import Final, NamedTuple
@@ -22,6 +21,7 @@ _VERSION: Final = "13"
 _TEXT: Final = 0x81
 _CLOSE: Final = 0x88
 _MASKED: Final = 0x80
+_MASK_BYTES: Final = 4
 _LENGTH_16: Final = 126
 _LENGTH_64: Final = 127
 _SHORTEST_OF_64: Final = 0x10000
@@ -61,7 +61,7 @@ def accept(request: web.Request) -> str:
     key = request.headers.get(hdrs.SEC_WEBSOCKET_KEY, "").strip()
     try:
         is_key = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
-    except (binascii.Error, ValueError):
+    except ValueError:
         is_key = False
     version = request.headers.get(hdrs.SEC_WEBSOCKET_VERSION, "").strip()
     if request.method != hdrs.METH_GET or not is_key or version != _VERSION:
@@ -72,17 +72,11 @@ def accept(request: web.Request) -> str:
 
 async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
     """Return the first frame's text; raises InvalidFirstFrame, or IncompleteReadError at the end."""
-    first, second = await reader.readexactly(2)
-    length = second & ~_MASKED
-    if first != _TEXT or not second & _MASKED or length == _LENGTH_64:
+    first, _, data = await _frame(reader, limit, mask_bytes=_MASK_BYTES)
+    if first != _TEXT:
         raise InvalidFirstFrame
-    if length == _LENGTH_16:
-        (length,) = struct.unpack("!H", await reader.readexactly(2))
-    if length > limit:
-        raise InvalidFirstFrame
-    mask = await reader.readexactly(4)
-    data = await reader.readexactly(length)
-    return bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
+    mask, masked = data[:_MASK_BYTES], data[_MASK_BYTES:]
+    return bytes(byte ^ mask[index % _MASK_BYTES] for index, byte in enumerate(masked))
 
 
 class ServerMessages:
@@ -125,18 +119,22 @@ def text(data: bytes) -> bytes:
     return struct.pack("!BBQ", _TEXT, _LENGTH_64, len(data)) + data
 
 
-async def _frame(reader: asyncio.StreamReader, limit: int) -> tuple[int, bytes, bytes]:
+async def _frame(
+    reader: asyncio.StreamReader, limit: int, *, mask_bytes: int = 0
+) -> tuple[int, bytes, bytes]:
+    """Return how a frame begins, all of it, and what is in it, behind its mask if it is to have one."""
     raw = await reader.readexactly(2)
     first, length = raw
-    if length & _MASKED:
+    if bool(length & _MASKED) != bool(mask_bytes):
         raise InvalidFirstFrame
+    length &= ~_MASKED
     if length >= _LENGTH_16:
         size = await reader.readexactly(2 if length == _LENGTH_16 else 8)
         raw += size
         length = int.from_bytes(size)
     if length > limit:
         raise InvalidFirstFrame
-    data = await reader.readexactly(length)
+    data = await reader.readexactly(mask_bytes + length)
     return first, raw + data, data
 
 
