@@ -6,7 +6,7 @@ do not reach a sandbox; what a sandbox answers has no effect outside its own pat
 
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -117,19 +117,6 @@ _APART: Final = "sandbox allow-downloads allow-forms allow-modals allow-popups a
 _CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox is told about the request as the client sent it."""
-
-    address: str
-    scheme: str
-    host: str
-    mount: str
-    """The public path below which the sandbox's port lies, such as `/agents/sandboxes/ID/agent`."""
-    via: str = ""
-    """The proxies before this server."""
-    request_id: str = ""
-
-
 class CookieScope(msgspec.Struct, frozen=True, kw_only=True):
     """Where what a sandbox answers may have an effect."""
 
@@ -153,13 +140,13 @@ class CookieScope(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_sandbox(
     headers: CIMultiDictProxy[str],
-    caller: Caller,
+    told: Mapping[str, str],
     *,
     keys: AbstractSet[str],
     own_key: str,
     needs_key: bool,
 ) -> CIMultiDict[str]:
-    """Return the headers of a request as the sandbox gets them.
+    """Return the headers of a request as the sandbox gets them, with what it is told of the client's own.
 
     `keys` open this server and are left out. `own_key` is the sandbox's: where it is needed, as by
     the agent server, it is shown in the header; the editor keeps it in a cookie.
@@ -173,14 +160,7 @@ def to_sandbox(
     if was_decoded(headers):
         passed.popall(hdrs.CONTENT_ENCODING)
     _strip_cookies(passed, keys - {own_key})
-    passed[hdrs.VIA] = f"{caller.via}, 1.1 agentsvc" if caller.via else "1.1 agentsvc"
-    passed[hdrs.X_FORWARDED_FOR] = caller.address
-    passed[hdrs.X_FORWARDED_PROTO] = caller.scheme
-    passed[hdrs.X_FORWARDED_HOST] = caller.host
-    if caller.mount:
-        passed["X-Forwarded-Prefix"] = caller.mount
-    if caller.request_id:
-        passed["X-Request-Id"] = caller.request_id
+    passed.update(told)
     if needs_key:
         passed[KEY_HEADER] = own_key
     if hdrs.TE in headers and _takes_trailers(headers):

@@ -15,7 +15,7 @@ from agentsvc.http.gateway import headers
 from agentsvc.http.gateway import port_cookies as own_origin
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway.address import Address, address_of
-from agentsvc.http.gateway.headers import Caller, CookieScope
+from agentsvc.http.gateway.headers import CookieScope
 from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
 from agentsvc.http.middleware.authentication import keys_of, password_of
 from agentsvc.http.middleware.login_cookie import login_token
@@ -175,7 +175,7 @@ def make_target(
         headers=headers.to_sandbox(
             request.headers,
             # A gateway on the way has a mount of its own, which it takes off again.
-            _caller(request, origin, "" if place.is_at_root or end.needs_key else mount),
+            _told(request, origin, "" if place.is_at_root or end.needs_key else mount),
             keys=keys,
             own_key=sandbox.session_key.reveal(),
             needs_key=is_agent or end.needs_key,
@@ -240,14 +240,18 @@ def _inside(
     )
 
 
-def _caller(request: web.Request, origin: Origin, mount: str) -> Caller:
+def _told(request: web.Request, origin: Origin, mount: str) -> dict[str, str]:
+    """Return the headers that say what the client's own request was.
+
+    `mount` is the public path below which the port lies, such as `/agents/sandboxes/ID/agent`.
+    """
     before = request.headers.get(hdrs.X_FORWARDED_FOR, "") if is_from_proxy(request) else ""
-    peer = request.remote or "unknown"
-    return Caller(
-        address=f"{before}, {peer}" if before else peer,
-        scheme=origin.scheme,
-        host=origin.host,
-        mount=mount,
-        via=", ".join(request.headers.getall(hdrs.VIA, [])),
-        request_id=request.get(REQUEST_ID, ""),
-    )
+    told = {
+        hdrs.VIA: ", ".join(filter(None, (*request.headers.getall(hdrs.VIA, []), "1.1 agentsvc"))),
+        hdrs.X_FORWARDED_FOR: ", ".join(filter(None, (before, request.remote or "unknown"))),
+        hdrs.X_FORWARDED_PROTO: origin.scheme,
+        hdrs.X_FORWARDED_HOST: origin.host,
+        "X-Forwarded-Prefix": mount,
+        "X-Request-Id": request.get(REQUEST_ID, ""),
+    }
+    return {name: value for name, value in told.items() if value}
