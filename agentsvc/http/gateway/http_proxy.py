@@ -35,16 +35,9 @@ async def forward(pool: Pool, request: web.Request, target: Target) -> web.Strea
 
     Connections are kept in the pool for the next request.
     """
-    life = with_client(request)
     try:
-        async with life:
+        async with with_client(request) as life:
             return await _exchange(pool, request, target, life)
-    except TimeoutError as exc:
-        if not life.expired():
-            raise
-        if request.get(IS_FORWARDED, False):
-            raise ConnectionResetError("the client has gone, or the server stops") from exc
-        return web.Response(status=CLIENT_GONE)
     except ConnectionError:
         if request.transport is not None or request.get(IS_FORWARDED, False):
             raise

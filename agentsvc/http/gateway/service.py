@@ -118,16 +118,13 @@ class Gateway:
 
     async def _authenticate(self, client: Client, place: PortRequest) -> GatewayCaller | None:
         """Return who a client is by its first message; one that says no key is let go."""
-        life = with_client(client.request)
         try:
-            async with life:
+            async with with_client(client.request) as life:
                 with until_stop(client.request, life):
                     key = await first_message_key(client.request, _first_text(client))
                     login = shown_login(client.request, place, page_part=key)
                     shown = RequestKeys(keys=(key,), sandbox_keys=(), others=(), login=login)
                     return await self.admission.identify(shown)
-        except TimeoutError as exc:
-            raise ConnectionResetError("the client has gone, or the server stops") from exc
         except NotAuthenticated as exc:
             await client.close(_close_code(exc), exc.message)
             return None

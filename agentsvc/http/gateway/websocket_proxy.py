@@ -19,7 +19,7 @@ from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client
 from agentsvc.http.gateway.http_proxy import CLIENT_GONE, unavailable
 from agentsvc.http.gateway.http_responses import HEAD_BYTES, Head, InvalidResponse, read_head
-from agentsvc.http.gateway.request_lifetime import until_stop, with_client
+from agentsvc.http.gateway.request_lifetime import ClientGone, until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import Reader
@@ -135,17 +135,14 @@ async def join(client: Client, target: Target, connect_seconds: float) -> web.St
     A client that has no answer yet gets the sandbox's, be it a refusal. Raises PortUnavailable
     where nothing answers, or where one that has its answer is refused.
     """
-    life = with_client(client.request, grace_seconds=_LAST_SECONDS)
     try:
-        async with life:
+        async with with_client(client.request, grace_seconds=_LAST_SECONDS) as life:
             with until_stop(client.request, life):
                 async with _connect(target, connect_seconds) as upstream:
                     return await _exchange(client, upstream, target)
-    except TimeoutError as exc:
-        if not life.expired():
-            raise
+    except ClientGone:
         if client.response is not None:
-            raise ConnectionResetError("the client has gone, or the server stops") from exc
+            raise
         return web.Response(status=CLIENT_GONE)
 
 
