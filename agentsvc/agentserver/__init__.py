@@ -26,3 +26,4 @@ from agentsvc.agentserver.safe_connector import Lookup as Lookup
 from agentsvc.agentserver.safe_connector import SafeConnector as SafeConnector
 from agentsvc.agentserver.safe_connector import confirm_peer as confirm_peer
 from agentsvc.agentserver.safe_connector import refusal_in as refusal_in
+from agentsvc.agentserver.safe_connector import split_socket as split_socket

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box
@@ -56,7 +57,7 @@ class WireUpstream:
     async def start(self, socket_path: Path | None = None) -> None:
         if socket_path is not None:
             self._server = await asyncio.start_unix_server(self._serve, socket_path)
-            self.url = f"unix:{socket_path}"
+            self.url = f"http+unix://{quote(str(socket_path), safe='')}"
             return
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
