@@ -26,18 +26,6 @@ BASES: Final = {
 OWN_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
 """What servers of one's own are called that take requests as OpenAI does."""
 
-_OTHER_HOSTS: Final = {
-    "cohere": "api.cohere.ai",
-    "cohere_chat": "api.cohere.ai",
-    "dashscope": "dashscope.aliyuncs.com",
-    "minimax": "api.minimax.io",
-    "openhands": "llm-proxy.app.all-hands.dev",
-    "perplexity": "api.perplexity.ai",
-    "zai": "api.z.ai",
-}
-"""Where the others are."""
-
-_LOCAL: Final = {"ollama": "localhost:11434", "ollama_chat": "localhost:11434"}
 _FAMILIES: Final = {
     "claude": "anthropic",
     "deepseek": "deepseek",
@@ -53,14 +41,7 @@ _FAMILIES: Final = {
 
 def host_of(model: str, base_url: str | None) -> str:
     """Return `host:port` of a model; empty where it is not known."""
-    if base_url:
-        return host_of_url(base_url)
-    provider = provider_of(model)
-    if provider in _LOCAL:
-        return _LOCAL[provider]
-    if provider in BASES:
-        return host_of_url(BASES[provider])
-    return f"{_OTHER_HOSTS[provider]}:443" if provider in _OTHER_HOSTS else ""
+    return host_of_url(base_url) if base_url else _HOSTS.get(provider_of(model), "")
 
 
 def provider_of(model: str) -> str:
@@ -82,3 +63,18 @@ def host_of_url(url: str) -> str:
     host = parts.hostname or ""
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{port}" if host and port else ""
+
+
+_HOSTS: Final = {
+    **{provider: host_of_url(base) for provider, base in BASES.items()},
+    "cohere": "api.cohere.ai:443",
+    "cohere_chat": "api.cohere.ai:443",
+    "dashscope": "dashscope.aliyuncs.com:443",
+    "minimax": "api.minimax.io:443",
+    "ollama": "localhost:11434",
+    "ollama_chat": "localhost:11434",
+    "openhands": "llm-proxy.app.all-hands.dev:443",
+    "perplexity": "api.perplexity.ai:443",
+    "zai": "api.z.ai:443",
+}
+"""Where each provider is."""
