@@ -280,13 +280,12 @@ async def check_the_model_can_be_switched(rig: Rig) -> None:
         await rig.server.switch_llm(new_id(), llm)
 
 
-async def check_secrets_can_be_added(rig: Rig) -> None:
+async def check_earlier_changes_can_be_waited_for(rig: Rig) -> None:
     conversation_id = await rig.start("[script:say] go")
     await rig.wait(conversation_id)
-    secrets = {"NAME": {"kind": "StaticSecret", "value": "v"}}
-    await rig.server.set_secrets(conversation_id, secrets, hide=[Secret("v")])
+    await rig.server.wait_for_earlier_changes(conversation_id)
     with pytest.raises(NotFound):
-        await rig.server.set_secrets(new_id(), secrets)
+        await rig.server.wait_for_earlier_changes(new_id())
 
 
 async def check_a_running_conversation_cannot_be_run(rig: Rig) -> None:

@@ -265,18 +265,6 @@ class AgentServer(WorkspaceCalls):
         path = _path(conversation_id, "events/respond_to_confirmation")
         await self._change("POST", path, json=order)
 
-    async def set_secrets(
-        self,
-        conversation_id: str,
-        secrets: Mapping[str, Any],
-        *,
-        hide: Sequence[Secret] = (),
-        time_limit: float | None = None,
-    ) -> None:
-        """Merge secrets into those of a conversation."""
-        path, body = _path(conversation_id, "secrets"), {"secrets": dict(secrets)}
-        await self._change("POST", path, json=body, hide=hide, time_limit=time_limit)
-
     async def wait_for_earlier_changes(
         self, conversation_id: str, *, time_limit: float | None = None
     ) -> None:
@@ -285,10 +273,11 @@ class AgentServer(WorkspaceCalls):
         It makes the changes of one conversation one after the other, and each waits while a tool
         runs. Those whose caller has gone meanwhile are made all the same.
         """
-        # The first call is answered once it has read all that was sent to it before, and the
-        # second one behind that.
+        # The first call, which changes nothing, is answered once it has read all that was sent to it
+        # before, and the second one behind that.
+        path = _path(conversation_id, "secrets")
         for _ in range(2):
-            await self.set_secrets(conversation_id, {}, time_limit=time_limit)
+            await self._change("POST", path, json={"secrets": {}}, time_limit=time_limit)
 
     async def switch_llm(
         self,

@@ -46,10 +46,8 @@ class Talkative(AgentServer):
     async def find_conversation(self, conversation_id: str) -> ConversationInfo | None:
         return ConversationInfo(id=conversation_id, execution_status=self.status)
 
-    async def set_secrets(
-        self, conversation_id: str, secrets: Mapping[str, Any], **_rest: Any
-    ) -> None:
-        del conversation_id, secrets
+    async def wait_for_earlier_changes(self, conversation_id: str, **_rest: Any) -> None:
+        del conversation_id
 
     async def send_message(
         self, conversation_id: str, content: Sequence[Mapping[str, Any]], *, run: bool, **_rest: Any
