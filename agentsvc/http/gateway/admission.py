@@ -111,7 +111,7 @@ class Admission:
         if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
             return self._admitted.held_of(caller.sandbox.user_id, end)
         if caller.principal is not None:
-            return self._admitted.held(caller.principal, end, needs=_may_run)
+            return self._admitted.held(caller.principal, end, needs=lambda caller: caller.may_run)
         return nullcontext()
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
@@ -171,10 +171,6 @@ class Admission:
     async def _find(self, key: str) -> Sandbox | None:
         # A user's key cannot be a sandbox's, and is by far the more common one.
         return None if key.startswith(KEY_PREFIX) else await self._sandboxes.find_by_key(key)
-
-
-def _may_run(principal: Principal) -> bool:
-    return principal.may_run
 
 
 def _merge(caller: GatewayCaller, more: GatewayCaller) -> GatewayCaller:

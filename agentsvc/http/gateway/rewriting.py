@@ -18,7 +18,7 @@ _PATH_STYLE = re.compile(r"\A(/api/(?:git/(?:changes|diff)|file/(?:upload|downlo
 _OF_FILES = re.compile(r"\A/api/(?:git|file)/")
 _USUAL_ROOTS: Final = ("/workspace/project", "/workspace")
 """Where front ends take every project, and what they upload, to be."""
-_DIRECTORIES: Final[dict[str, tuple[str, ...]]] = {
+DIRECTORIES: Final[dict[str, tuple[str, ...]]] = {
     "/api/conversations": ("workspace", "working_dir"),
     "/api/bash/start_bash_command": ("cwd",),
     "/api/bash/execute_bash_command": ("cwd",),
@@ -63,11 +63,6 @@ def relocate(path: str, working_dir: str) -> str:
     return path
 
 
-def names_directory(path: str) -> bool:
-    """Whether the body of a request for a path says in which directory something is to work."""
-    return path in _DIRECTORIES
-
-
 def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
     """Return a body that names the directory where it is; all else in it stays as it was written.
 
@@ -78,7 +73,7 @@ def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
     if body.count(b":") > _MAX_MEMBERS:
         return body
     try:
-        return _relocate_member(body, _DIRECTORIES[path], working_dir)
+        return _relocate_member(body, DIRECTORIES[path], working_dir)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return body
 

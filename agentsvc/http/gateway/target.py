@@ -215,7 +215,7 @@ def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[byt
     length = request.content_length
     is_short = length is not None and length <= _EDITED_BYTES
     is_plain = is_short and not headers.was_decoded(request.headers)
-    if request.method != hdrs.METH_POST or not is_plain or not rewrite.names_directory(path):
+    if request.method != hdrs.METH_POST or not is_plain or path not in rewrite.DIRECTORIES:
         return None
     return partial(rewrite.relocate_body, path, working_dir=sandbox.working_dir)
 
