@@ -85,11 +85,7 @@ class Logins:
     async def begin_for(self, key_id: int, *, client: str) -> tuple[Login, LoginToken]:
         """Log a browser in that another one vouches for, with the key of this number."""
         token = _new_token()
-
-        async def body(tx: Transaction) -> Login:
-            return await self._insert(tx, key_id, token, client)
-
-        return await self._db.write(body), token
+        return await self._db.write(lambda tx: self._insert(tx, key_id, token, client)), token
 
     async def make_link(self, key_id: int) -> Secret:
         """Return a token that logs a browser in once, within LINK_LIFETIME."""

@@ -148,7 +148,10 @@ async def left_to_spend(reader: Queryable, user_id: str) -> float:
     left = math.inf
     for most, spent, what, rest in limits:
         if most is not None and spent >= most:
-            raise _overspent(spent, most, what, rest)
+            raise QuotaExceeded(
+                f"You may spend {most:.2f} US dollars a {what}, and have spent {spent:.2f}",
+                retry_after_seconds=_seconds(rest),
+            )
         left = left if most is None else min(left, most - spent)
     return left
 
@@ -245,13 +248,6 @@ async def _starts(reader: Queryable, user_id: str, moment: datetime) -> list[dat
     times = {"since": values.to_stored(moment - _HOUR), "moment": values.to_stored(moment)}
     starts = await reader.column(sql, {"user_id": user_id, **times})
     return [values.from_stored(start) for start in starts]
-
-
-def _overspent(spent: float, most: float, what: str, rest: timedelta) -> QuotaExceeded:
-    return QuotaExceeded(
-        f"You may spend {most:.2f} US dollars a {what}, and have spent {spent:.2f}",
-        retry_after_seconds=_seconds(rest),
-    )
 
 
 def _seconds(rest: timedelta) -> int:

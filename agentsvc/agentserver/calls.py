@@ -162,12 +162,10 @@ async def _gather(socket: aiohttp.ClientWebSocketResponse, gather_seconds: float
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()
     async for part in response.content.iter_any():
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
             response.close()
             raise BodyTooLarge(f"answer of more than {MAX_ANSWER_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+    return bytes(body)

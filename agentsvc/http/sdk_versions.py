@@ -173,7 +173,7 @@ def version_of_start(body: bytes) -> Version | None:
     The SDK writes every field it has. The oldest version with just these fields is returned, and
     None for a body that it did not write, or that may be one of a version that reads everything.
     """
-    start = decode_or_none(body, _START)
+    start = decode_or_none(body, _Start)
     if start is None:
         return None
     agent = start.agent
@@ -256,5 +256,4 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST: Final = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)])
 _TOOLS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _KIND: Final = msgspec.json.Decoder(str)
-_START: Final = msgspec.json.Decoder(_Start)
 _encode: Final = msgspec.json.encode

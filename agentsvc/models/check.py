@@ -165,10 +165,6 @@ class _Failure(msgspec.Struct, frozen=True):
     message: str | None = None
 
 
-_answer: Final = msgspec.json.Decoder(_Answer)
-_failure: Final = msgspec.json.Decoder(_Failure)
-
-
 def _judge(status: int, body: bytes, llm: Llm) -> Checked:
     """Return what an answer means."""
     if status == HTTPStatus.OK:
@@ -188,13 +184,13 @@ def _judge(status: int, body: bytes, llm: Llm) -> Checked:
 
 
 def _is_completion(body: bytes) -> bool:
-    answer = decode_or_none(body, _answer)
+    answer = decode_or_none(body, _Answer)
     return answer is not None and len(answer.choices) > 0
 
 
 def _read_failure(body: bytes) -> tuple[str, str]:
     """Return what a provider says is wrong, and its code for that."""
-    found = decode_or_none(body, _failure)
+    found = decode_or_none(body, _Failure)
     if found is None:
         return "", ""
     error = found.error

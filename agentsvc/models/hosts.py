@@ -49,8 +49,7 @@ def provider_of(model: str) -> str:
     provider, slash, _ = model.partition("/")
     if slash:
         return provider
-    family = next((name for name in _FAMILIES if model.startswith(name)), "")
-    return _FAMILIES.get(family, "")
+    return next((known for name, known in _FAMILIES.items() if model.startswith(name)), "")
 
 
 def host_of_url(url: str) -> str:

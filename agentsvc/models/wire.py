@@ -154,7 +154,7 @@ class UsageReader:
             self._read(line[len(b"data:") :])
 
     def _read(self, text: bytes) -> None:
-        answer = decode_or_none(text, _answer)
+        answer = decode_or_none(text, _Answer)
         if answer is None:
             return
         found = answer.usage or (answer.response.usage if answer.response else None)
@@ -181,7 +181,6 @@ class _Answer(msgspec.Struct, frozen=True):
     response: _Response | None = None
 
 
-_answer: Final = msgspec.json.Decoder(_Answer)
 _question: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
