@@ -128,11 +128,6 @@ class Connection(asyncio.Protocol):
         return self._failure is None and self._transport is not None
 
     @property
-    def transport(self) -> asyncio.Transport | None:
-        """What carries it, until it is closed."""
-        return self._transport
-
-    @property
     def has_answered(self) -> bool:
         """Whether anything of an answer has come."""
         return self._head is not None or bool(self._raw)
@@ -161,19 +156,15 @@ class Connection(asyncio.Protocol):
         self._interim_bytes = 0
         self.write(head)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes) -> None:
         """Send bytes without waiting; raises ConnectionBroken."""
         if self._failure is not None or self._transport is None:
             raise ConnectionBroken from self._failure
         self._transport.write(data)
 
-    async def send(self, data: bytes | memoryview) -> None:
+    async def send(self, data: bytes) -> None:
         """Send bytes and wait while the sandbox does not take them; raises ConnectionBroken."""
         self.write(data)
-        await self.flush()
-
-    async def flush(self) -> None:
-        """Wait while the sandbox does not take what was written."""
         while not self._is_writable and self._failure is None:
             self._writer = self._loop.create_future()
             await self._writer

@@ -57,6 +57,11 @@ class _Body:
     is_done = False
     trailers: tuple[tuple[str, str], ...] = ()
 
+    def feed_end(self) -> None:
+        """Take in the end; raises InvalidResponse if it is early."""
+        if not self.is_done:
+            raise InvalidResponse("the body ends early")
+
 
 class SizedBody(_Body):
     """A body of a known length."""
@@ -75,11 +80,6 @@ class SizedBody(_Body):
         """Take in that so much of it went another way."""
         self.left -= count
         self.is_done = not self.left
-
-    def feed_end(self) -> None:
-        """Take in the end; raises InvalidResponse if it is early."""
-        if not self.is_done:
-            raise InvalidResponse("the body is shorter than its length")
 
 
 class EndlessBody(_Body):
@@ -122,11 +122,6 @@ class ChunkedBody(_Body):
                 self.is_done, self.trailers = True, tuple(self._trailers)
                 return parts, data[at:]
         return parts, b""
-
-    def feed_end(self) -> None:
-        """Take in the end; raises InvalidResponse if it is early."""
-        if not self.is_done:
-            raise InvalidResponse("the last chunk is missing")
 
     def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
         """Return a whole line without its end, and where the next one begins."""
