@@ -8,6 +8,7 @@ import itertools
 import os
 import stat
 import tarfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -392,6 +393,24 @@ async def test_nothing_is_left_of_a_workspace_that_takes_too_long(
     fake_agent.packed = pack_zeros(2**30)
     failed = await save(client, conversation_id)
     assert (failed["state"], failed["detail"]) == ("failed", "it took longer than 0.1 s")
+    assert files_of(service) == []
+
+
+async def test_a_file_that_is_made_as_the_time_ends_is_removed(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch = Path.touch
+
+    def touch_late(path: Path, mode: int = 0o666, *, exist_ok: bool = True) -> None:
+        if path.suffix == ".part":
+            time.sleep(0.5)
+        touch(path, mode, exist_ok)
+
+    monkeypatch.setattr(Path, "touch", touch_late)
+    await configure(service, save_seconds=0.2)
+    conversation_id, _ = await start(client)
+    assert (await save(client, conversation_id))["state"] == "failed"
+    await asyncio.sleep(0.5)
     assert files_of(service) == []
 
 

@@ -355,7 +355,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def _receive(self, agent: AgentServer, file: str, part: Path) -> None:
         await asyncio.to_thread(self.directory.mkdir, mode=0o700, exist_ok=True)
-        await asyncio.to_thread(_create, part)
+        # What is made by a thread is there to be removed, however it ends here.
+        await finish(asyncio.to_thread(_create, part))
         size = 0
 
         async def write(data: bytes) -> None:
