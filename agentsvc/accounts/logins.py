@@ -24,7 +24,6 @@ TRIES_A_MINUTE: Final = 60
 """How often one address may try to log in."""
 
 _LONGEST_CLIENT: Final = 255
-_BAD_LINK: Final = "The login link is not valid, or was used before"
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,19 +104,14 @@ class Logins:
 
     async def find_user_of_link(self, link: Secret) -> str:
         """Return the name of whom a link logs in, without using it up; raises NotAuthenticated."""
-        row = await _find_link(self._db, link)
-        if row is None:
-            raise NotAuthenticated(_BAD_LINK)
-        return str(row["user_name"])
+        return str((await _get_link(self._db, link))["user_name"])
 
     async def begin_by_link(self, link: Secret, *, client: str) -> tuple[Login, LoginToken]:
         """Log a browser in with a link, which is used up; raises NotAuthenticated."""
         token = _new_token()
 
         async def body(tx: Transaction) -> Login:
-            row = await _find_link(tx, link)
-            if row is None:
-                raise NotAuthenticated(_BAD_LINK)
+            row = await _get_link(tx, link)
             sql = "DELETE FROM login_links WHERE hash = :hash"
             await tx.run(sql, {"hash": values.sha256(link.reveal())})
             return await self._insert(tx, row["key_id"], token, client)
@@ -216,10 +210,13 @@ _LINKS: Final = """
 """
 
 
-async def _find_link(source: Queryable, token: Secret) -> Row | None:
-    """Return whom a link logs in, if it and its key are valid."""
+async def _get_link(source: Queryable, token: Secret) -> Row:
+    """Return whom a link logs in; raises NotAuthenticated unless it and its key are valid."""
     sql = _LINKS + _KEY_IS_GOOD
-    return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
+    row = await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
+    if row is None:
+        raise NotAuthenticated("The login link is not valid, or was used before")
+    return row
 
 
 def _new_token() -> LoginToken:
