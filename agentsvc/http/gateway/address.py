@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -77,6 +78,4 @@ async def connect[P: asyncio.BaseProtocol](
     return made
 
 
-@cache
-def _secure() -> ssl.SSLContext:
-    return ssl.create_default_context()
+_secure: Final = cache(ssl.create_default_context)

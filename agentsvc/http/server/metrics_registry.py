@@ -4,7 +4,7 @@ A small part of the text format is all that is needed, so no library is.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
@@ -71,15 +71,14 @@ class RequestMetrics:
     """What was measured of requests since the start; the labels are few, since routes are."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, int], int] = {}
+        self._counts: Counter[tuple[str, str, int]] = Counter()
         self._times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(BOUNDS) + 2))
         self._refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self.running = 0
 
     def note(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a request that is over; a stream or what a sandbox answered has no time here."""
-        key = (method, route, status)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._counts[method, route, status] += 1
         if seconds is not None:
             times = self._times[route]
             times[bisect_left(BOUNDS, seconds)] += 1
