@@ -39,14 +39,13 @@ _LAST_SECONDS: Final = 1.0
 _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
-DELETED: Final = StreamEnd(
-    message=Message(type="end", data=b'{"reason":"deleted"}'), code=_GONE_CODE, reason="deleted"
-)
-_KEY_LOST: Final = StreamEnd(
-    message=Message(type="end", data=b'{"reason":"not_authenticated"}'),
-    code=_KEY_CODE,
-    reason="not_authenticated",
-)
+def _ended(reason: str, code: int) -> StreamEnd:
+    message = Message(type="end", data=encode({"reason": reason}))
+    return StreamEnd(message=message, code=code, reason=reason)
+
+
+DELETED: Final = _ended("deleted", _GONE_CODE)
+_KEY_LOST: Final = _ended("not_authenticated", _KEY_CODE)
 _STOPPING: Final = StreamEnd(message=None, code=WSCloseCode.GOING_AWAY)
 
 

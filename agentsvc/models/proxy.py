@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
+from agentsvc.agentserver import SafeConnector, refusal_in
 from agentsvc.base import BodyTooLarge, ModelUnavailable, without_secrets
 from agentsvc.models.access import check_host, may_ask, model_headers, reach_of_models
 from agentsvc.models.hosts import host_of_url
@@ -94,10 +94,9 @@ class ModelProxy:
         *,
         silence_seconds: float,
         own: Iterable[str] = (),
-        lookup: Lookup | None = None,
     ) -> None:
         self._known = known
-        self._make = functools.partial(reach_of_models, own=own, lookup=lookup)
+        self._make = functools.partial(reach_of_models, own=own)
         self._hosts = tuple(known)
         self._current = self._make(self._hosts)
         self._silence_seconds = silence_seconds

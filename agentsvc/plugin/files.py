@@ -132,7 +132,7 @@ def default_kinds() -> frozenset[str]:
 def sections() -> dict[str, type[msgspec.Struct]]:
     """Return the structs of the config sections that bundled plugins have, by their names."""
     return {
-        plugin.name: _settings_of(plugin)
+        plugin.name: _settings_of(plugin, plugin.manifest.settings)
         for plugin in bundled()
         if plugin.manifest is not None and plugin.manifest.settings
     }
@@ -171,10 +171,9 @@ def _known_kinds() -> frozenset[str]:
     return frozenset().union(*offered)
 
 
-def _settings_of(plugin: PluginFile) -> type[msgspec.Struct]:
+def _settings_of(plugin: PluginFile, place: str) -> type[msgspec.Struct]:
     """Return the settings of a plugin, whose other modules are not imported."""
-    assert plugin.manifest is not None  # noqa: S101  # `sections` has looked
-    module_name, _, struct = plugin.manifest.settings.partition(":")
+    module_name, _, struct = place.partition(":")
     name = f"{plugin.name}.{module_name}"
     module = sys.modules.get(f"{PACKAGE}.{name}")
     if module is None:
