@@ -1,7 +1,7 @@
 """Named background tasks and loops: start, watch, restart with back-off, stop.
 
-Nothing else makes tasks but `db.py`, for its own transactions. What a task does is decided by
-whoever starts it.
+Nothing else starts a background task of the server, but `storage.database` for its own transactions and
+`plugin.helpers.LongTasks` for backends. What a task does is decided by whoever starts it.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Reads configuration layers into one tree, checked key by key against a struct.
 
-Knows tables, keys and types, but no key in particular: those are in `config`. A section is a
+Knows tables, keys and types, but no key in particular: those are in `schema`. A section is a
 struct, a dict of structs (`specs.NAME.key`) or a dict of free tables (`backends.NAME.key`).
 """
 

@@ -44,7 +44,7 @@ _LOC: Final = ("body", "mcp_config")
 
 
 class ToolServerExtras(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What only the newer form of a tool server can say, see `mcpmap`."""
+    """What only the newer form of a tool server can say, see `mcp_map`."""
 
     name: str = ""
     """How the user calls a server that is reached by its URL."""

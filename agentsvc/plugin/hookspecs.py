@@ -78,9 +78,9 @@ def agentsvc_register_specs() -> Iterable[Spec]:  # type: ignore[empty-body]  # 
 
 @hookspec
 def agentsvc_register_extensions() -> Iterable[type]:  # type: ignore[empty-body]  # only its signature is used
-    """Return what this plugin adds to the server: subclasses of `agentsvc.extension.Extension`.
+    """Return what this plugin adds to the server: subclasses of `agentsvc.extension.server.Extension`.
 
-    Called once when a server is made, and not by the command line. Import them here, not before.
+    Called when a server is made, or its API is described. Import them here, not before.
     """
 
 

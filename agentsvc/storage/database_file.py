@@ -1,6 +1,6 @@
 """The one SQLite file: made, migrated, copied, checked, and held by one server.
 
-With `agentsvc.db` the only module that opens a database.
+With `agentsvc.storage.database` the only module that opens a database.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Requests to the supervisor of a process sandbox, or to the process inside it, over a Unix socket.
+"""Requests to the shim of a process sandbox, or to the process inside it, over a Unix socket.
 
 What answers may be anything that runs in the sandbox: its answers are bounded and checked.
 """
