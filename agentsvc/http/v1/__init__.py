@@ -8,6 +8,7 @@ from agentsvc.http.v1 import (
     api_keys,
     archives,
     audit_log,
+    callbacks,
     catalogue,
     conversations,
     device_login,
@@ -29,7 +30,6 @@ from agentsvc.http.v1 import (
     streams,
     users,
     web_client,
-    webhooks,
 )
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -43,7 +43,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *archives.ROUTES,
     *events.ROUTES,
     *streams.ROUTES,
-    *webhooks.ROUTES,
+    *callbacks.ROUTES,
     *settings.ROUTES,
     *profiles.ROUTES,
     *model_hosts.ROUTES,

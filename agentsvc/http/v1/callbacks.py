@@ -1,4 +1,7 @@
-"""Handlers of what agent servers call back from their sandboxes."""
+"""Handlers of callbacks: agent servers in sandboxes report events and ask for secrets.
+
+Their paths are below `/webhooks`, as agent servers call it; outgoing webhooks are a plugin.
+"""
 
 from functools import partial
 from typing import Any, Final
