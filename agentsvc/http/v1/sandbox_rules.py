@@ -1,4 +1,4 @@
-"""Handlers of what becomes of sandboxes: a user's rules for idle ones, and removals that fail."""
+"""Handlers of a user's rules for idle sandboxes, and of removals that fail."""
 
 from typing import Annotated, Final
 
