@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-from agentsvc.environment import take_secrets
+from agentsvc.startup_secrets import take_secrets
 
 _told: list[int] = []
 """The signals that have ended this command."""
