@@ -66,7 +66,7 @@ from agentsvc.git import GitProviders
 from agentsvc.http import (
     LIVE,
     TRUSTED,
-    Admission,
+    Authorizer,
     LiveAnswers,
     Route,
     gateway,
@@ -552,16 +552,16 @@ def _news(was: Sandbox, now: Sandbox | None) -> Notice:
 
 async def _gateway(app: web.Application) -> AsyncIterator[None]:
     config = app[keys.CONFIG].gateway
-    admission = Admission(
+    authorizer = Authorizer(
         keyring=app[keys.KEYRING],
         logins=app[keys.LOGINS],
         admitted=app[keys.OPEN_CONNECTIONS],
         sandboxes=app[keys.SANDBOXES],
         config=config,
     )
-    app[gateway.GATEWAY] = made = gateway.Gateway(admission, connect_seconds=config.connect_seconds)
+    app[gateway.GATEWAY] = gateway.Gateway(authorizer, connect_seconds=config.connect_seconds)
     yield
-    made.close()
+    app[gateway.GATEWAY].close()
 
 
 async def _end_streams(app: web.Application) -> None:

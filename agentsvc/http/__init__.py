@@ -6,7 +6,7 @@ console, `server` the connections, `openapi` the description. Imports everything
 and `cli`.
 """
 
-from agentsvc.http.gateway.admission import Admission as Admission
+from agentsvc.http.gateway.authorization import Authorizer as Authorizer
 from agentsvc.http.gateway.service import mount_short_paths as mount_short_paths
 from agentsvc.http.keys import AUDITED as AUDITED
 from agentsvc.http.keys import BACKENDS as BACKENDS

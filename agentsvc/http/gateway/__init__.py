@@ -2,7 +2,7 @@
 
 `/sandboxes/{sandbox_id}/{port name}/...` leads to a port. Some published clients keep only the host
 of the URL they were given and call an agent server's paths at the root: a request there that shows
-a sandbox's session key is for that sandbox. `admission` decides who may pass, `target` makes the
+a sandbox's session key is for that sandbox. `authorization` decides who may pass, `target` makes the
 request a sandbox gets, `http_proxy` and `websocket_proxy` carry it.
 """
 

@@ -12,7 +12,7 @@ from agentsvc.accounts import KEY_PREFIX
 from agentsvc.base import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
-from agentsvc.http.gateway.admission import Admission, GatewayCaller
+from agentsvc.http.gateway.authorization import Authorizer, GatewayCaller
 from agentsvc.http.gateway.connection_pool import Pool
 from agentsvc.http.gateway.http_proxy import forward
 from agentsvc.http.gateway.older_clients import OlderClients
@@ -47,8 +47,8 @@ _FILES: Final = "/api/file/"
 class Gateway:
     """Passes requests on to sandboxes."""
 
-    def __init__(self, admission: Admission, *, connect_seconds: float) -> None:
-        self.admission = admission
+    def __init__(self, authorizer: Authorizer, *, connect_seconds: float) -> None:
+        self.authorizer = authorizer
         self._older = OlderClients()
         self._pool = Pool(connect_seconds=connect_seconds)
 
@@ -65,9 +65,9 @@ class Gateway:
         if shown.is_empty and _may_show_key_later(request, place):
             return await self.serve_late(request, place, sandbox_id)
         if shown.is_empty and _is_health_check(request, place):
-            caller = await self.admission.let_in(sandbox_id)
+            caller = await self.authorizer.let_in(sandbox_id)
         else:
-            caller = await self.admission.identify(shown, sandbox_id)
+            caller = await self.authorizer.identify(shown, sandbox_id)
             _show_key(request, caller)
         target = await self._find_target(request, place, sandbox_id, caller)
         with self._in_use(request, place, sandbox_id, caller):
@@ -100,9 +100,9 @@ class Gateway:
     async def _find_target(
         self, request: web.Request, place: PortRequest, sandbox_id: str, caller: GatewayCaller
     ) -> Target:
-        sandbox = await self.admission.get(caller, sandbox_id)
+        sandbox = await self.authorizer.get(caller, sandbox_id)
         is_use = _is_use(request, place)
-        sandbox = await self.admission.wait_usable(sandbox, wakes_culled=is_use)
+        sandbox = await self.authorizer.wait_usable(sandbox, wakes_culled=is_use)
         target = make_target(request, sandbox, place, keys=caller.keys)
         return self._older.adapt(request, place, sandbox.id, target)
 
@@ -112,8 +112,8 @@ class Gateway:
     ) -> Iterator[None]:
         """Let the sandbox count as used while somebody works with it, as long as they may."""
         is_use = _is_use(request, place)
-        using = self.admission.using(sandbox_id) if is_use else contextlib.nullcontext()
-        with using, self.admission.held(caller, sandbox_id, lambda: _abort(request)):
+        using = self.authorizer.using(sandbox_id) if is_use else contextlib.nullcontext()
+        with using, self.authorizer.held(caller, sandbox_id, lambda: _abort(request)):
             yield
 
     async def _authenticate(self, client: Client, place: PortRequest) -> GatewayCaller | None:
@@ -124,7 +124,7 @@ class Gateway:
                     key = await first_message_key(client.request, _first_text(client))
                     login = shown_login(client.request, place, page_part=key)
                     shown = RequestKeys(keys=(key,), sandbox_keys=(), others=(), login=login)
-                    return await self.admission.identify(shown)
+                    return await self.authorizer.identify(shown)
         except NotAuthenticated as exc:
             await client.close(_close_code(exc), exc.message)
             return None
@@ -194,7 +194,7 @@ async def _serve_root(request: web.Request, place: PortRequest) -> web.StreamRes
     shown = shown_keys(request, place)
     if shown.is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
-    sandbox = await gateway.admission.find_by_key(shown)
+    sandbox = await gateway.authorizer.find_by_key(shown)
     return None if sandbox is None else await gateway.serve(request, place, sandbox.id)
 
 

@@ -28,8 +28,8 @@ class GatewayCaller(msgspec.Struct, frozen=True, kw_only=True):
     keys: frozenset[str] = frozenset()
 
 
-class Admission:
-    """Knows who has a key, and waits for sandboxes that start."""
+class Authorizer:
+    """Finds out whose keys a request shows, and waits for sandboxes that start."""
 
     def __init__(
         self,
