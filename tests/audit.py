@@ -1,4 +1,4 @@
-"""Looks for known holes in what is installed, the agent's packages included: `poe audit`.
+"""Looks for known vulnerabilities in what is installed, the agent's packages included: `poe audit`.
 
 Asks the public index for each package of `.ci/lock.txt`. Where it cannot be reached, which is so on
 many build machines, the versions of the lock are the floor: what is older, or not in it, fails.
@@ -26,7 +26,7 @@ _NOT_LOCKED: Final = frozenset({PROJECT, "pip"})
 
 
 class OutOfReach(Exception):
-    """What is known about holes cannot be had."""
+    """What is known about vulnerabilities cannot be had."""
 
 
 def installed() -> dict[str, str]:
@@ -75,7 +75,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @click.command()
 def main() -> None:
-    """Fail if a package has a known hole, or, out of reach of that, is older than the lock says."""
+    """Fail if a package has a known vulnerability, or, out of reach of that, is older than the lock says."""
     floor = {entry.name: entry.version for entry in read_lock().values()}
     found = installed()
     try:
@@ -84,7 +84,7 @@ def main() -> None:
     except OutOfReach as exc:
         problems = older(found, floor)
         click.echo(
-            f"what is known of holes cannot be reached ({exc});"
+            f"what is known of vulnerabilities cannot be reached ({exc});"
             f" {len(found)} packages compared with {LOCK.name}"
         )
     for problem in problems:

@@ -71,7 +71,7 @@ from agentsvc.base.open_files import raise_open_files as raise_open_files
 from agentsvc.base.private_files import create_private as create_private
 from agentsvc.base.private_files import flush as flush
 from agentsvc.base.private_files import replace_private as replace_private
-from agentsvc.base.python_holes import known_vulnerabilities as known_vulnerabilities
+from agentsvc.base.python_vulnerabilities import known_vulnerabilities as known_vulnerabilities
 from agentsvc.base.supervisor import Supervisor as Supervisor
 from agentsvc.base.supervisor import back_off as back_off
 from agentsvc.base.supervisor import is_cancelled as is_cancelled

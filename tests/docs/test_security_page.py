@@ -168,7 +168,7 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "resilience:origins",
         "tests/http/v1/test_logins.py::test_the_cookie_counts_for_pages_of_the_server_only",
     ),
-    "Under a host name that is not its own the server answers nobody without a good key, signs of life aside.": (
+    "Under a host name that is not its own the server answers nobody without a good key, health checks aside.": (
         "resilience:origins",
         "tests/http/access/test_hosts.py::test_without_a_key_another_name_gets_nothing",
     ),
@@ -264,12 +264,12 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
     "`agentsvc sbom` writes what is installed.": (
         "tests/cli/test_sbom.py::test_every_installed_package_is_in_it_in_its_version",
     ),
-    "The audit of known holes covers the packages of the agent, too.": (
+    "The audit of known vulnerabilities covers the packages of the agent, too.": (
         "tests/project/test_audit.py::test_what_is_installed_is_in_the_lock_with_the_packages_of_the_agent",
     ),
-    "The start and `doctor` name holes of the running Python that matter.": (
-        "tests/base/test_pythonholes.py::test_doctor_says_what_holes_the_running_python_has",
-        "tests/base/test_pythonholes.py::test_the_start_warns_of_the_holes_of_the_running_python",
+    "The start and `doctor` name vulnerabilities of the running Python that matter.": (
+        "tests/base/test_python_vulnerabilities.py::test_doctor_says_what_vulnerabilities_the_running_python_has",
+        "tests/base/test_python_vulnerabilities.py::test_the_start_warns_of_the_vulnerabilities_of_the_running_python",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What the look for known holes compares, where the list of them is out of reach."""
+"""What the look for known vulnerabilities compares, where the list of them is out of reach."""
 
 from tests.audit import installed, older
 from tests.lock import read_lock

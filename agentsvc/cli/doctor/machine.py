@@ -47,10 +47,10 @@ def check_python(_config: Config, _data_directory: DataDirectory) -> Iterator[Fi
         yield fine("python", f"{version}, {sys.executable}")
     else:
         yield bad("python", f"{version} is not supported", "install it with Python 3.12 or 3.13")
-    for hole in known_vulnerabilities():
-        mended = ".".join(map(str, hole.mended[sys.version_info[:2]]))
-        text = f"{version} has {hole.cve}, unless its distributor has patched it: {hole.matters}"
-        yield note("python", text, f"update Python to {mended} or later")
+    for one in known_vulnerabilities():
+        fixed = ".".join(map(str, one.fixed[sys.version_info[:2]]))
+        text = f"{version} has {one.cve}, unless its distributor has patched it: {one.matters}"
+        yield note("python", text, f"update Python to {fixed} or later")
 
 
 def check_extras(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:

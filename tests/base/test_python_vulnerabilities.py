@@ -1,4 +1,4 @@
-"""Holes of Python: which versions have them, and who says so."""
+"""Vulnerabilities of Python: which versions have them, and who says so."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentsvc.base.python_holes import HOLES, Version, known_vulnerabilities
+from agentsvc.base.python_vulnerabilities import VULNERABILITIES, Version, known_vulnerabilities
 from agentsvc.cli import cli
 
 
@@ -23,18 +23,20 @@ from agentsvc.cli import cli
         ((3, 14, 0), []),
     ],
 )
-def test_a_version_has_the_holes_that_were_mended_later(version: Version, found: list[str]) -> None:
-    assert [hole.cve for hole in known_vulnerabilities(version)] == found
-    assert all(hole.matters for hole in HOLES)
+def test_a_version_has_the_vulnerabilities_that_were_fixed_later(
+    version: Version, found: list[str]
+) -> None:
+    assert [one.cve for one in known_vulnerabilities(version)] == found
+    assert all(one.matters for one in VULNERABILITIES)
 
 
-def test_doctor_says_what_holes_the_running_python_has(tmp_path: Path) -> None:
+def test_doctor_says_what_vulnerabilities_the_running_python_has(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["doctor", "--data-dir", str(tmp_path / "data")]).output
-    for hole in HOLES:
-        assert (hole.cve in shown) == (hole in known_vulnerabilities())
+    for one in VULNERABILITIES:
+        assert (one.cve in shown) == (one in known_vulnerabilities())
 
 
-def test_the_start_warns_of_the_holes_of_the_running_python(tmp_path: Path) -> None:
+def test_the_start_warns_of_the_vulnerabilities_of_the_running_python(tmp_path: Path) -> None:
     """The port is none, so that the start ends when it has said so."""
     ran = subprocess.run(
         [
@@ -54,8 +56,8 @@ def test_the_start_warns_of_the_holes_of_the_running_python(tmp_path: Path) -> N
         env={**os.environ, "AGENTSVC_LOG__FORMAT": "json"},
     )
     assert ran.returncode != 0
-    for hole in HOLES:
-        assert (hole.cve in ran.stderr) == (hole in known_vulnerabilities())
+    for one in VULNERABILITIES:
+        assert (one.cve in ran.stderr) == (one in known_vulnerabilities())
     assert ('"level":"warning"' in ran.stderr.lower().replace(" ", "")) == bool(
         known_vulnerabilities()
     )

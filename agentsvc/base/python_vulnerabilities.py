@@ -1,4 +1,4 @@
-"""Known holes of the Python that runs this server, where they matter to what it does.
+"""Known vulnerabilities of the Python that runs this server, where they matter to what it does.
 
 What the server no longer uses is not here: it reads tar files by itself (`storage.tar_reader`), and knows
 public addresses by itself (`plugin.egress.addresses`).
@@ -13,17 +13,17 @@ type Version = tuple[int, int, int]
 
 
 class Vulnerability(Struct, frozen=True, kw_only=True):
-    """A hole, the first version of each series that has none, and why it matters here."""
+    """A vulnerability, the first version of each series without it, and why it matters here."""
 
     cve: str
-    mended: Mapping[tuple[int, int], Version]
+    fixed: Mapping[tuple[int, int], Version]
     matters: str
 
 
-HOLES = (
+VULNERABILITIES = (
     Vulnerability(
         cve="CVE-2025-4517",
-        mended={(3, 12): (3, 12, 11), (3, 13): (3, 13, 4)},
+        fixed={(3, 12): (3, 12, 11), (3, 13): (3, 13, 4)},
         matters="what unpacks tar files with `tarfile` may write outside of where it should, as a"
         " plugin may do; the server itself reads them otherwise",
     ),
@@ -31,6 +31,6 @@ HOLES = (
 
 
 def known_vulnerabilities(version: Version | None = None) -> list[Vulnerability]:
-    """Return the holes of a version of Python, by default of the one that runs this."""
+    """Return those of a version of Python, by default of the one that runs this."""
     at: Version = version or sys.version_info[:3]
-    return [hole for hole in HOLES if at < hole.mended.get(at[:2], at)]
+    return [one for one in VULNERABILITIES if at < one.fixed.get(at[:2], at)]
