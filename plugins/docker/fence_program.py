@@ -1,6 +1,6 @@
 """Runs a command that can set up no ring of the kernel's, io_uring, nor can what it starts.
 
-Engines before 25 let containers have them, and many holes of recent kernels were there. It runs in
+Engines before 25 let containers have them, and many vulnerabilities of recent kernels were there. It runs in
 the sandbox, by whichever Python 3 its image has, with the standard library only, and stands aside
 where the kernel takes no filter. Where the sandbox is to go back to a checkpoint, that comes first.
 """

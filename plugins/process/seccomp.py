@@ -3,7 +3,7 @@
 What an agent never needs and what attackers of kernels like: the kernel's keyring, bpf, mounts,
 new namespaces, modules, other ways to look into the kernel. Everything else is allowed, also
 ptrace: a sandbox sees no processes but its own, and debuggers need it. New namespaces are refused
-although browsers could use them for a sandbox of their own, since most holes of recent kernels
+although browsers could use them for a sandbox of their own, since most vulnerabilities of recent kernels
 begin with one. Pure.
 """
 
