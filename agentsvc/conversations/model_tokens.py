@@ -162,7 +162,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
                 await self.stores.db.write(settle)
             except Exception:
                 about = {"conversation_id": conversation_id}
-                log.exception("call of a model cannot be counted", extra=about)
+                log.exception("usage of a model call could not be stored", extra=about)
 
     def note_status(self, grant: ModelToken, status: int) -> None:
         """Remember the HTTP status that a model has answered with."""

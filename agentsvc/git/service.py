@@ -392,7 +392,7 @@ class GitProviders(msgspec.Struct, eq=False):
             except AgentsvcError as exc:
                 failures.append(exc)
                 log.warning(
-                    "git provider left out",
+                    "git provider does not answer, left out of the list",
                     extra={"provider": one.value, "code": exc.code, "reason": exc.detail},
                 )
         if len(failures) == len(tokens):

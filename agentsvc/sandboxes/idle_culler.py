@@ -57,7 +57,7 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
         try:
             rules = await rules_for(unused, self.settings, defaults_of(self.config))
         except Exception:
-            log.exception("rules of a user not read", extra={"sandbox_id": unused.id})
+            log.exception("idle rules of a user could not be read", extra={"sandbox_id": unused.id})
             return
         idle = now() - self.sandboxes.idle.last_use(unused)
         target = due(rules, unused, idle, **self.sandboxes.idle.possible_rests(unused))

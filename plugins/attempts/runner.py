@@ -134,7 +134,7 @@ class Runner:
             except AgentsvcError as exc:
                 # It is looked at again with the next sweep.
                 extra = {"conversation_id": conversation_id, "reason": exc.message}
-                log.warning("attempt not continued", extra=extra)
+                log.warning("attempt could not be continued", extra=extra)
                 return
 
     async def _step(self, task: AttemptSet, one: Attempt) -> bool:

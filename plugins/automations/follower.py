@@ -126,7 +126,7 @@ class Follower:
                 except AgentsvcError as exc:
                     # It is looked at again, and others meanwhile.
                     extra = {"run_id": run.id, "reason": exc.message}
-                    log.warning("run of an automation not followed", extra=extra)
+                    log.warning("automation run could not be checked", extra=extra)
         for run in await RunTable.unsettled(self._db):
             self._supervisor.spawn(f"sandbox of run {run.id}", partial(self._settle, run))
 
@@ -135,7 +135,7 @@ class Follower:
         jump = self._clock.jump() or 0.0
         if abs(jump) < _JUMP_SECONDS:
             return
-        log.warning("the clock was changed", extra={"seconds": round(jump)})
+        log.warning("system clock changed, deadlines of runs moved", extra={"seconds": round(jump)})
         for run in await RunTable.running(self._db):
             if run.timeout_at is not None:
                 moved = run.timeout_at + timedelta(seconds=jump)
@@ -256,7 +256,7 @@ class Follower:
         except AgentsvcError as exc:
             # It is tried again, or left to the rules for idle ones.
             extra = {"sandbox_id": sandbox_id, "reason": exc.message}
-            log.warning("sandbox of a run left as it is", extra=extra)
+            log.warning("sandbox of a run not paused or deleted", extra=extra)
             return not exc.may_pass
         return True
 

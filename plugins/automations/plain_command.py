@@ -50,7 +50,7 @@ class Commands:
                 await end(run, run_end, view)
         except AgentsvcError as exc:
             extra = {"run_id": run.id, "reason": exc.message}
-            log.warning("command of an automation not seen", extra=extra)
+            log.warning("automation command could not be checked", extra=extra)
         finally:
             self._watched.discard(run.id)
 

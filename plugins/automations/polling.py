@@ -70,7 +70,7 @@ class Poller:
             except AgentsvcError as exc:
                 # What was found cannot be stored, nor when to ask again.
                 extra = {"automation_id": automation.id, "reason": exc.message}
-                log.warning("git host polling put off", extra=extra)
+                log.warning("git host polling postponed", extra=extra)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _poll(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> None:

@@ -116,16 +116,16 @@ class Publisher:
                 if state := await self._state_of(automation, work):
                     await self._close(automation, work, state)
             except AgentsvcError as exc:
-                log.warning("pull request not seen", extra=_about(work, exc))
+                log.warning("pull request could not be checked", extra=_about(work, exc))
                 due_at = now() + max(_AGAIN, timedelta(seconds=retry_seconds(exc)))
             except Exception:
-                log.exception("pull request not seen", extra={"work_id": work.id})
+                log.exception("pull request could not be checked", extra={"work_id": work.id})
                 due_at = now() + _AGAIN
             try:
                 await self._schedule_check(work, due_at)
             except AgentsvcError as exc:
                 # Nor is it stored when to look again.
-                log.warning("pull requests put off", extra=_about(work, exc))
+                log.warning("check of a pull request postponed", extra=_about(work, exc))
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _state_of(self, automation: Automation, work: WorkItem) -> str:
@@ -154,7 +154,7 @@ class Publisher:
         except AgentsvcError as exc:
             wait = retry_seconds(exc) if exc.may_pass else RETRIED_FOR.total_seconds()
             self._retry_at[work.id] = monotonic() + wait
-            log.warning("comment of an issue not written yet", extra=_about(work, exc))
+            log.warning("issue comment not written yet", extra=_about(work, exc))
 
     async def _publish_and_end(
         self, run: Run, work_id: str, view: ConversationView, run_end: RunEnd, end: EndRun
@@ -177,9 +177,9 @@ class Publisher:
         except AgentsvcError as exc:
             if exc.may_pass and now() - view.conversation.updated_at < RETRIED_FOR:
                 self._retry_at[run.id] = monotonic() + retry_seconds(exc)
-                log.warning("work on an issue not published yet", extra=_about(work, exc))
+                log.warning("result of a run not published yet", extra=_about(work, exc))
                 return
-            log.warning("comment of an issue not written", extra=_about(work, exc))
+            log.warning("issue comment not written", extra=_about(work, exc))
             if exc.may_pass or work.pull is None:
                 run_end = _failed(run_end, exc)
         is_over = (
@@ -304,7 +304,7 @@ class Publisher:
         try:
             await self._show(automation, work.id, f"The pull request is {state}: {work.pull_url}")
         except AgentsvcError as exc:
-            log.warning("comment of an issue not written", extra=_about(work, exc))
+            log.warning("issue comment not written", extra=_about(work, exc))
         with suppress(NotFound):
             view = await self._conversations.get(work.user_id, work.conversation_id)
             sandbox_id = view.conversation.sandbox_id

@@ -205,7 +205,7 @@ class StartSlots:
     def _lapse(self, task_id: str) -> None:
         if any(queue.waiting for queue in self._queues.values()):
             log.info(
-                "conversation start no longer waits for the others", extra={"task_id": task_id}
+                "slow conversation start, its slot is given to others", extra={"task_id": task_id}
             )
         self.give_back(task_id)
 
