@@ -370,7 +370,7 @@ class AgentServer(WorkspaceCalls):
             if following == query.get("page_id"):
                 break
             query["page_id"] = following
-        raise AgentRefused("The agent server finds no end to the events of a conversation")
+        raise AgentRefused("The agent server's pages of events do not come to an end")
 
     def subscribe(self, conversation_id: str) -> AsyncIterator[list[bytes]]:
         """Yield the events and streaming deltas of a conversation as they happen, some at a time.

@@ -271,7 +271,7 @@ class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 def decode_conversation(raw: bytes) -> ConversationInfo:
     """Return the conversation in the body of an answer; raises AgentRefused if it is not one."""
     if len(raw) > MAX_CONVERSATION_BYTES:
-        raise AgentRefused("The agent server tells too much of a conversation")
+        raise AgentRefused("What the agent server says of a conversation is too large")
     return decode(ConversationInfo, raw)
 
 
@@ -316,7 +316,7 @@ class Output:
 def decode[T](kind: type[T], raw: bytes) -> T:
     """Return the decoded body of an answer; raises AgentRefused if it does not fit."""
     if has_many_values(raw):
-        raise AgentRefused("The agent server answers with more than any has to say")
+        raise AgentRefused("The answer of the agent server has more values than this server reads")
     with _fitting():
         return decoder_of(kind).decode(raw)
 

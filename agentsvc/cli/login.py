@@ -90,4 +90,4 @@ def _by_browser(api: Api) -> str:
             raise api.no_server() from exc
         else:
             return token
-    raise CommandFailed("nobody has let this program in")
+    raise CommandFailed("the login was not approved in time")

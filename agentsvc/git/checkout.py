@@ -250,7 +250,7 @@ class Checkout:
             await process.wait()
         if len(output) > _MAX_OUTPUT:
             most = _MAX_OUTPUT // 1024**2
-            raise BadRequest(f"Git has more than {most} MiB to tell of this, which is not read")
+            raise BadRequest(f"Git's output is larger than {most} MiB and is not read")
         if process.returncode:
             raise self._failure(errors.decode(errors="replace"))
         return output.decode(errors="surrogateescape")

@@ -256,7 +256,7 @@ class Hosting:
     ) -> Answer[Any]:
         if not lookup.path:
             name = self._api.provider.value
-            raise BadRequest(f"The git provider `{name}` is not asked for {lookup.items}")
+            raise BadRequest(f"The git provider `{name}` does not list {lookup.items} here")
         repo = "" if repository is None else self.place(repository)
         where, query = resolve(lookup.path, values, repo)
         return await self._api.get(where, _ANY, **query, **more)

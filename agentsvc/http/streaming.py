@@ -231,7 +231,7 @@ class _Socket:
 
     def __init__(self, request: web.Request) -> None:
         if hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers:
-            raise BadRequest("No subprotocol is spoken here")
+            raise BadRequest("WebSocket subprotocols are not supported here")
         self._request = request
         self._missed = 0
         # Compression costs memory, for clients that offer it: browsers, one connection each.

@@ -151,7 +151,7 @@ class ModelProxy:
             ) from exc
         if response.status < HTTPStatus.OK:
             response.close()
-            text = f"The model's answer has a status that is none: {response.status}"
+            text = f"The model's answer has an invalid status: {response.status}"
             raise _unavailable(text, ValueError(text))
         return response
 

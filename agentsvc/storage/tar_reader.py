@@ -330,13 +330,13 @@ def _number(field: bytes) -> int:
     text = field.split(b"\0", 1)[0].strip()
     # `int` takes signs and underscores, too.
     if text.strip(b"01234567"):
-        raise BadTar("a number is none")
+        raise BadTar("a number is malformed")
     return int(text, 8) if text else 0
 
 
 def _decimal(text: bytes) -> int:
     if not text.isdigit() or len(text) > _DIGITS_MAX or int(text) > _SIZE_MAX:
-        raise BadTar("a number in an extended header is none")
+        raise BadTar("a number in an extended header is malformed")
     return int(text)
 
 

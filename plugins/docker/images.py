@@ -169,7 +169,7 @@ def to_news(line: bytes) -> Json:
         news = None
     if not isinstance(news, dict):
         raise BackendUnavailable(
-            "The engine tells of the fetch of an image what cannot be understood",
+            "The engine reports the progress of an image pull in a form that cannot be read",
             detail=one_line(line.decode(errors="replace")),
         )
     return news

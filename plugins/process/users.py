@@ -75,7 +75,7 @@ class Users:
         for user in self._numbers:
             if user not in taken and not _is_somebody(user):
                 return user
-        raise CapacityExceeded("Every user of `backends.process.uids` is a sandbox already")
+        raise CapacityExceeded("All users of `backends.process.uids` are taken by sandboxes")
 
 
 def parse(text: str) -> range:

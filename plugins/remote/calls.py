@@ -193,7 +193,7 @@ class Calls:
         async for part in answer.content.iter_any():
             content += part
             if len(content) > ANSWER_BYTES_MAX:
-                raise BackendUnavailable(f"{self.url} answers without an end")
+                raise BackendUnavailable(f"The answer of {self.url} is too large")
         return bytes(content)
 
     def _failure(self, status: int, content: bytes, key: Secret) -> AgentsvcError:

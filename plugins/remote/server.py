@@ -155,7 +155,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
             return Report(phase=Phase.GONE)
         if info.phase is Phase.GONE and info.client_id is None:
             # Other servers say this, too, of what they cannot reach just now.
-            raise BackendUnavailable(f"{self._calls.url} does not know how the sandbox is")
+            raise BackendUnavailable(f"{self._calls.url} does not say what state the sandbox is in")
         endpoints = tuple(self._endpoint(info, one) for one in info.exposed_urls or ())
         report = self._report(info, endpoints)
         return msgspec.structs.replace(

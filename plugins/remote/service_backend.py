@@ -66,7 +66,7 @@ class ServiceSandbox(msgspec.Struct, frozen=True, kw_only=True):
         """What its status means; raises BackendUnavailable for one that nobody knows."""
         if (phase := self.phases.get(self.status)) is None:
             said = one_line(self.status)
-            raise BackendUnavailable(f"{self.service} says a status that nobody knows: {said}")
+            raise BackendUnavailable(f"{self.service} reports an unknown status: {said}")
         return phase
 
 
@@ -153,7 +153,7 @@ def check_url(url: str) -> str:
     except ValueError:
         is_http = False
     if not is_http:
-        raise BackendUnavailable(f"The service says an address that is none: {one_line(url)}")
+        raise BackendUnavailable(f"The service gave an address that is not valid: {one_line(url)}")
     return url
 
 

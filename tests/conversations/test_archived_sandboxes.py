@@ -178,7 +178,7 @@ async def test_a_sandbox_goes_also_where_its_workspace_cannot_be_saved(
     [archive] = await archives(client)
     failed = await saved(client, archive["id"])
     assert failed["state"] == "failed"
-    assert "no whole archive" in failed["detail"]
+    assert "not a complete archive" in failed["detail"]
     await eventually(lambda: not fake_world.sandboxes)
     assert files_of(service) == []
     answer = await client.post(STARTS, json={"archive_id": archive["id"]})

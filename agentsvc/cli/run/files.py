@@ -186,7 +186,7 @@ def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
                 continue
             total += member.size
             if total > MAX_BYTES or not is_inside(name):
-                raise CommandFailed(f"the sandbox sent what is not wanted: {clean(name)}")
+                raise CommandFailed(f"the sandbox sent an unwanted file: {clean(name)}")
             yield name, (b"".join(archive.parts(member)), member.mode & 0o777)
     except BadTar as exc:
         raise CommandFailed(f"the sandbox did not send its files: {exc}") from exc

@@ -98,7 +98,7 @@ def repack(source: Path, target: Path, bounds: UnpackLimits) -> Contents:
                 _add(new, old, member, info)
     except _BROKEN as exc:
         raise ArchiveRefused(
-            "What the sandbox sent is no whole archive", detail=f"{type(exc).__name__}: {exc}"
+            "What the sandbox sent is not a complete archive", detail=f"{type(exc).__name__}: {exc}"
         ) from exc
     return contents
 
@@ -111,9 +111,9 @@ def check(file: Path, bounds: UnpackLimits) -> None:
             for _ in _safe_members(TarStream(_Bounded(unpacked, bounds)), contents):
                 _check_bounds(contents, bounds)
     except _BROKEN as exc:
-        raise ArchiveRefused("This is no whole archive", detail=str(exc)) from exc
+        raise ArchiveRefused("This is not a complete archive", detail=str(exc)) from exc
     if contents.skipped:
-        raise ArchiveRefused("This archive has what none of this server has")
+        raise ArchiveRefused("This archive has parts that this server never writes")
 
 
 def read_parts(file: Path) -> Iterator[bytes]:

@@ -43,7 +43,7 @@ def read_subscription(request: web.Request) -> tuple[str, int]:
     if not name:
         raise BadRequest("No conversation_id in query params")
     if len(name) > _NAME_MAX or not name.isprintable():
-        raise BadRequest("The conversation_id can be no id")
+        raise BadRequest("The conversation_id is not a valid id")
     return name, _to_number(request.query.get("latest_event_id", ""))
 
 

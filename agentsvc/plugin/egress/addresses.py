@@ -176,7 +176,7 @@ def _to_ascii(text: str) -> str:
 def _parse_ipv4(name: str) -> Address:
     parts = name.split(".")
     if not all(_NUMBER.fullmatch(part) for part in parts):
-        raise BadHost("it ends like an address and is none")
+        raise BadHost("it ends with a number and is not an IPv4 address")
     try:
         return ipaddress.IPv4Address(socket.inet_aton(name))
     except OSError as exc:

@@ -46,7 +46,7 @@ def parse_head(data: bytes) -> Head:
         raise BadHead("it is not a request of HTTP/1.1")
     method, target, _ = parts
     if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
-        raise BadHead("its first line is none of HTTP")
+        raise BadHead("its first line is not a request line of HTTP")
     if method.upper() == "CONNECT":
         host, port = split_port(target)
         if port is None:
@@ -91,7 +91,7 @@ def _passed_on(lines: list[bytes]) -> list[bytes]:
     is_upgrade = False
     for line in lines:
         if _HEADER.fullmatch(line) is None:
-            raise BadHead("one of its headers is none")
+            raise BadHead("one of its header lines is malformed")
         name = line.partition(b":")[0].lower()
         is_upgrade = is_upgrade or name == b"upgrade"
         if name not in _OF_THIS_HOP:

@@ -91,8 +91,8 @@ async def test_without_a_key_no_websocket_is_opened(service: Service) -> None:
     [
         ({}, "No conversation_id in query params"),
         ({"conversation_id": ""}, "No conversation_id in query params"),
-        ({"conversation_id": "x" * 101}, "The conversation_id can be no id"),
-        ({"conversation_id": "a\0b"}, "The conversation_id can be no id"),
+        ({"conversation_id": "x" * 101}, "The conversation_id is not a valid id"),
+        ({"conversation_id": "a\0b"}, "The conversation_id is not a valid id"),
         ({"conversation_id": UNKNOWN_ID}, f"Conversation {UNKNOWN_ID} not found"),
         ({"conversation_id": "my-own"}, "Conversation my-own not found"),
     ],

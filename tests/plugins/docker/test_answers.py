@@ -273,7 +273,7 @@ def test_an_archive_ends_where_it_says_and_names_the_workspace_as_the_engine_wan
 
 @pytest.mark.parametrize("line", [b"<html>\n", b"[1]\n", b'"x"\n', b"\xff\n", b"{\n"])
 def test_news_of_a_fetch_that_cannot_be_understood_is_an_error_and_no_crash(line: bytes) -> None:
-    with pytest.raises(BackendUnavailable, match="cannot be understood"):
+    with pytest.raises(BackendUnavailable, match="cannot be read"):
         images.to_news(line)
 
 
