@@ -67,7 +67,7 @@ class Isolation(StrEnum):
     REMOTE = "remote"
     """Somebody else's matter, who does not say; counts as none."""
     LANDLOCK = "landlock"
-    """Files and signals are out of reach; other processes can be seen."""
+    """Files are out of reach, and signals from Linux 6.12 on; other processes can be seen."""
     BUBBLEWRAP = "bubblewrap"
     """Namespaces of its own on the same kernel, without privileges, with fewer system calls."""
     CONTAINER = "container"
