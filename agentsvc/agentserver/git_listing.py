@@ -1,6 +1,6 @@
-"""List of changed files by git itself, for names that published agent servers cannot read. Pure.
+"""Lists changed files by git itself, where published agent servers get names wrong. Pure.
 
-They take a line of git apart at its spaces, and a name that git quotes for what it is.
+They split the lines of git at spaces, and take a name that git has quoted as it is.
 """
 
 from shlex import quote

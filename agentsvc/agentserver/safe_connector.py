@@ -1,4 +1,4 @@
-"""Reaching others: what listens in a sandbox, and hosts that users name.
+"""Connections to sandboxes, and to hosts that users name: these may not be private ones.
 
 What listens in a sandbox is at a host and port, or on a unix socket of this machine.
 

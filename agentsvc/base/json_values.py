@@ -1,4 +1,4 @@
-"""Bounds how many values JSON may have that nobody vouches for, before it is decoded. Pure.
+"""Limits how many values untrusted JSON may have, before it is decoded. Pure.
 
 A value takes two bytes of JSON and up to a hundred of memory.
 """

@@ -31,6 +31,6 @@ VULNERABILITIES = (
 
 
 def known_vulnerabilities(version: Version | None = None) -> list[Vulnerability]:
-    """Return those of a version of Python, by default of the one that runs this."""
+    """Return the vulnerabilities of a version of Python, by default of the one that runs this."""
     at: Version = version or sys.version_info[:3]
     return [one for one in VULNERABILITIES if at < one.fixed.get(at[:2], at)]

@@ -1,4 +1,4 @@
-"""Texts read from the source: what is written below a field, a setting or an enum's member.
+"""Reads the docstrings of fields, settings and enum members from the source.
 
 Python keeps no such docstrings at run time, so they cost a server nothing until they are asked for.
 """

@@ -1,4 +1,4 @@
-"""Limits of how much each caller may do in a minute; who was not seen for longest is forgotten."""
+"""Limits what each caller may do in a minute; the callers not seen for longest are forgotten."""
 
 from collections import OrderedDict
 from typing import Final

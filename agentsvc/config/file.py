@@ -1,4 +1,4 @@
-"""Writes the config file that says nothing new: every key, its default and what it means."""
+"""Writes the default config file: every key, its default and what it means."""
 
 import enum
 import re

@@ -1,4 +1,4 @@
-"""Figures of all that is stored, for whoever operates the server: counts, waits, costs.
+"""Figures of all that is stored, for `/metrics`: counts, queues, costs.
 
 Each is one query that reads few rows, or an index, so that it can be asked every few seconds.
 """

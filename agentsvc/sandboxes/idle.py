@@ -1,4 +1,4 @@
-"""Sandboxes that nobody uses: which there are, how deep they can rest, and having them rest."""
+"""Unused sandboxes: finds them, says how they can be paused, and asks for it."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""The sandbox record and the one place where a status leads to a decision. Pure."""
+"""The record of a sandbox, and the decision what to do with it next (`next_action`). Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime

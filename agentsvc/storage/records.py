@@ -1,4 +1,4 @@
-"""Records as rows, and rows as records, wherever a column is called as its field."""
+"""Makes rows of structs and structs of rows, where columns are named as fields."""
 
 from datetime import datetime
 from functools import cache

@@ -1,6 +1,6 @@
-"""Tells who watches a request what it has made, in the transaction that makes it.
+"""Notes what a request has created, in the transaction that creates it; see `accounts.idempotency`.
 
-So can the answer to a request become durable together with what the request did.
+So the answer to a request becomes durable together with what the request did.
 """
 
 import contextlib

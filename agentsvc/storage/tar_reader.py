@@ -1,4 +1,4 @@
-"""Reads tar files that nobody vouches for, from a stream and from the first byte to the last.
+"""Reads untrusted tar files from a stream, from the first byte to the last.
 
 Nothing is unpacked here: whoever reads decides what becomes of a member. Headers are bounded, each
 size is checked, and what does not fit the format raises `BadTar`. The standard library's reader is

@@ -1,4 +1,4 @@
-"""Runs, as they are made and as they end: that is read from the conversation, and stored."""
+"""Makes runs, and ends them by what their conversations say."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""From what the engine says of a container to what the server is told. Pure."""
+"""Turns what the engine says of a container into a report for the server. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final

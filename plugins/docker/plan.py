@@ -1,4 +1,4 @@
-"""From an order to what the engine is asked to make. Pure."""
+"""Turns an order into what the engine is asked to make. Pure."""
 
 import io
 import posixpath

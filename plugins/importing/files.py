@@ -1,4 +1,4 @@
-"""Reads files below a directory whose content nobody vouches for.
+"""Reads files below a directory whose content is untrusted.
 
 No link is followed, in no part of a path; what is no regular file is not read, and of none more is
 read than was asked for.

@@ -1,8 +1,8 @@
-"""The ways out of process sandboxes that have no network of the machine's.
+"""Egress proxies for process sandboxes that have no network of the machine's.
 
 For each of them the server listens on a socket in the sandbox's directory, which the sandbox sees
 and cannot change; behind it is a proxy that lets through what the sandbox's spec allows, and what
-the agent reports to the server. A server that starts opens the doors of all sandboxes there are.
+the agent reports to the server. A server that starts opens those of all sandboxes there are.
 """
 
 import contextlib

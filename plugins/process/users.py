@@ -1,4 +1,4 @@
-"""The users of this machine that sandboxes of a server that is root are outside, one each.
+"""Gives each sandbox a user of this machine, where the server is root.
 
 Nobody else may be one of them; they need no name and no entry anywhere. All functions but
 `describe` block for a moment; call them from a thread.

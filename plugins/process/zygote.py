@@ -1,4 +1,4 @@
-"""The process that has loaded the agent server already, seen from the server.
+"""Starts the fork server, the process that has loaded the agent server, and lends its forks.
 
 There is one for each process backend, started when the first sandbox asks for it or some time after
 the server; its forks are the agent servers of sandboxes, which do not need it afterwards. What a

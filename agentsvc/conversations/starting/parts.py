@@ -1,4 +1,4 @@
-"""The parts of the server that starts of conversations need, and those who follow them."""
+"""The services that the steps of a start need (`StartParts`), and the followers of starts."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Handlers of what a user brings into conversations: skills, and another model on the way."""
+"""Handlers of a user's skills, and of another model for a conversation that runs."""
 
 from typing import Annotated, Final
 
