@@ -2,7 +2,8 @@
 
 Begin with `model` (structs), then `service`, the class that others use; `table` has the SQL, `starting` the
 steps of a start, `message_queue` what agents are told, `event_ingestor` what sandboxes report,
-`event_log` the stored events. Nothing here knows HTTP. Imports `sandboxes` and what stands below it.
+`event_log` the stored events. Nothing here knows HTTP. Imports `sandboxes`, `git` and
+what these import.
 """
 
 from agentsvc.conversations.agent_liveness import AgentLiveness as AgentLiveness

@@ -2,8 +2,8 @@
 
 Begin with `routes` (what a route is) and `middleware` (what every request passes through). `v0` and `v1` are
 the two generations and never import each other, `gateway` passes requests on to sandboxes, `web` is the
-console, `server` the connections, `openapi` the description. Imports everything but `extension`, `app`
-and `cli`.
+console, `server` the connections, `openapi` the description. Imports everything but `extension`, `app`,
+`cli` and `testing`.
 """
 
 from agentsvc.http.gateway.authorization import Authorizer as Authorizer

@@ -1,7 +1,7 @@
 """Language models: catalogue, reachability checks, and the proxy that holds the real key.
 
 Begin with `proxy`. The tokens that let a sandbox use it are in `conversations.model_tokens`. Imports
-`agentserver`, `domain` and `base`.
+`agentserver`, `domain`, `plugin` and `base`.
 """
 
 from agentsvc.models.catalogue import Catalogue as Catalogue

@@ -1,7 +1,7 @@
 """Per-user settings, model profiles and secrets.
 
-Begin with `fields`, the table of settings, and `store`. The configuration of the server is in `config`. Imports `storage`, `models` and what
-they import.
+Begin with `fields`, the table of settings, and `store`. The configuration of the server is in `config`.
+Imports `storage`, `domain`, `plugin` and `base`.
 """
 
 from agentsvc.settings.fields import AGENTS as AGENTS
