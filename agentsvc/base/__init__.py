@@ -65,6 +65,7 @@ from agentsvc.base.json_values import outside_strings as outside_strings
 from agentsvc.base.logs import CURRENT_REQUEST as CURRENT_REQUEST
 from agentsvc.base.logs import Masker as Masker
 from agentsvc.base.logs import write_fast as write_fast
+from agentsvc.base.member_docs import MemberDocs as MemberDocs
 from agentsvc.base.open_files import INITIAL_OPEN_FILES as INITIAL_OPEN_FILES
 from agentsvc.base.open_files import MAX_OPEN_FILES as MAX_OPEN_FILES
 from agentsvc.base.open_files import raise_open_files as raise_open_files
@@ -76,7 +77,6 @@ from agentsvc.base.supervisor import Supervisor as Supervisor
 from agentsvc.base.supervisor import back_off as back_off
 from agentsvc.base.supervisor import is_cancelled as is_cancelled
 from agentsvc.base.supervisor import wait_within as wait_within
-from agentsvc.base.texts import Source as Source
 from agentsvc.base.throttle import Throttle as Throttle
 from agentsvc.base.urls import CLONE_URL as CLONE_URL
 from agentsvc.base.urls import GIT_HOST as GIT_HOST

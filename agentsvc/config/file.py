@@ -8,7 +8,7 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.base import Source
+from agentsvc.base import MemberDocs
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.config.schema import with_sections
 
@@ -56,7 +56,7 @@ def render_default(plugins: Mapping[str, type[Struct]] | None = None) -> str:
 
 def _keys(kind: type[Struct], mark: str) -> Iterator[str]:
     hints = get_type_hints(kind, include_extras=True)
-    texts = Source().fields(kind)
+    texts = MemberDocs().fields(kind)
     defaults = kind()
     for name in kind.__struct_fields__:
         metas = [one for one in get_args(hints[name]) if isinstance(one, Meta)]

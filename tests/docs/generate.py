@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from agentsvc.app import published_routes
-from agentsvc.base import Source, errors
+from agentsvc.base import MemberDocs, errors
 from agentsvc.base.errors import AgentsvcError, StartFailed
 from agentsvc.base.values import Secret
 from agentsvc.cli import cli
@@ -118,7 +118,7 @@ def render_configuration() -> str:
         "`type` is the kind of backend, and may be left out where it is the name. `max_running` and"
         " `max_memory_bytes` limit what runs there, and `pool` makes a group of other backends.\n"
     )
-    source = Source()
+    source = MemberDocs()
     for name, backend in sorted(PluginHost.load().backend_types().items()):
         texts = source.fields(backend.Config)
         rows = (
@@ -131,7 +131,7 @@ def render_configuration() -> str:
 
 def _keys(kind: type[msgspec.Struct]) -> str:
     hints = get_type_hints(kind, include_extras=True)
-    texts = Source().fields(kind)
+    texts = MemberDocs().fields(kind)
     rows = (
         (f"`{one.name}`", _default(one), texts.get(one.name) or _description(hints[one.name]))
         for one in msgspec.structs.fields(kind)

@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 
 from msgspec import UNSET
 
-from agentsvc.base import Source
+from agentsvc.base import MemberDocs
 from agentsvc.http.openapi.answers import about, accepted, error_answers, stream_answers, success
 from agentsvc.http.openapi.parameters import IDEMPOTENCY_KEY, path_parameters, query_parameters
 from agentsvc.http.openapi.schemas import Json, Schemas, without_null
@@ -111,7 +111,7 @@ def _description(route: Route) -> str:
 @functools.cache
 def _keys() -> Mapping[str, str]:
     """Return which key each scope needs."""
-    return Source().members(Scope)
+    return MemberDocs().members(Scope)
 
 
 def operation_id(route: Route, method: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect as types
 
-from agentsvc.base import Secret, Source
+from agentsvc.base import MemberDocs, Secret
 from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.routes import SHOWN_AS
 from agentsvc.settings import Settings
@@ -130,7 +130,7 @@ def classes_of(kinds: Sequence[Any]) -> list[type]:
 
 def _with_texts(components: dict[str, Json], kinds: Iterable[type]) -> dict[str, Json]:
     """Return components with what is said of each of their fields, or of the values of an enum."""
-    source = Source({**Source().fields(Settings), **SHARED})
+    source = MemberDocs({**MemberDocs().fields(Settings), **SHARED})
     told = dict(components)
     for kind in kinds:
         name = _component_of(kind, components)

@@ -18,7 +18,7 @@ type Texts = dict[str, str]
 """The docstring of each member of a class by its Python name."""
 
 
-class Source:
+class MemberDocs:
     """The docstrings of the members of classes; reads each module once."""
 
     def __init__(self, shared: Mapping[str, str] = MappingProxyType({})) -> None:
