@@ -161,7 +161,7 @@ class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     awaited: bool = True
 
 
-class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SpecLimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What sandboxes of a spec may use; nothing said is as in `sandboxes.limits`, 0 is no limit."""
 
     cpus: Annotated[float, Meta(gt=0, le=10**6)] | None = None
@@ -207,12 +207,12 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     """Ports it listens on: name, number (0 lets the backend choose), awaited"""
     limits: Annotated[
-        LimitsConfig,
+        SpecLimitsConfig,
         _expects(
             "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
             {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
         ),
-    ] = LimitsConfig()
+    ] = SpecLimitsConfig()
     """What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not said is as in
     sandboxes.limits, and 0 is no limit"""
     isolation: Isolation = Isolation.NONE

@@ -14,7 +14,7 @@ from process.backend import ProcessBackend
 from process.specs import DEFAULT_SPEC
 
 from agentsvc.base.errors import BackendUnavailable, StartFailed
-from agentsvc.config.sandboxes import LimitsConfig, SandboxesConfig, SpecConfig
+from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig, SpecLimitsConfig
 from agentsvc.config.schema import Config
 from agentsvc.extension.server import make_extensions
 from agentsvc.plugin.backend import Port, Spec
@@ -372,7 +372,7 @@ NOT_FITTING: dict[str, dict[str, Any]] = {
     },
     "specs.big is for the backend `docker`": {"specs": {"big": SpecConfig(backend="docker")}},
     "specs.big does not fit: The fake backend cannot enforce limits": {
-        "specs": {"big": SpecConfig(limits=LimitsConfig(pids=1))}
+        "specs": {"big": SpecConfig(limits=SpecLimitsConfig(pids=1))}
     },
 }
 
