@@ -59,7 +59,7 @@ class EntryQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditLog:
-    """Every entry there is."""
+    """The entries of the audit log: notes, finds and deletes them."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

@@ -10,7 +10,7 @@ _MAX_CALLERS: Final = 10_000
 
 
 class Throttle:
-    """So much a minute of each caller, all of which may come at once unless said; 0 is no limit."""
+    """A limit for each caller and minute, of which `at_once`, else all, may come together; 0 is no limit."""
 
     def __init__(self, per_minute: int, *, at_once: int | None = None) -> None:
         self._at_once = per_minute if at_once is None else at_once

@@ -1,4 +1,4 @@
-"""Applies changes of model and skills to running conversations."""
+"""Switches the models of running conversations, and reads the skills that their user's agents have."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ class UserSkill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Reaches into the sandboxes of a user."""
+    """Switches the models of conversations that run, and lists the skills of a user's agents."""
 
     conversations: Conversations
     sandboxes: Sandboxes

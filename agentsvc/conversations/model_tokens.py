@@ -79,7 +79,7 @@ type MayReach = Callable[[str], Awaitable[bool]]
 
 
 class ModelToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Leave to ask one model in one conversation."""
+    """Permission to ask one model in one conversation."""
 
     conversation_id: str
     user_id: str

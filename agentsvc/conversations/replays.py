@@ -50,7 +50,7 @@ type Check = Callable[[], Awaitable[None]]
 
 
 class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Is the language model of agents that replay, until the real one takes over."""
+    """Stands in for the language model of agents that replay, until the recording ends."""
 
     stores: ConversationStores
     sandboxes: Sandboxes

@@ -1,4 +1,4 @@
-"""Users who are deleted: what they own goes first, as it ordinarily does, and then they do.
+"""Deletion of users: first all that they own, in the usual ways, then the users themselves.
 
 That somebody goes is stored, so a command on this machine can ask for it, and a restart goes on with it.
 """
@@ -31,7 +31,7 @@ _LEAVING: Final = "SELECT id FROM users WHERE leaving_at IS NOT NULL"
 
 
 class RemainingData(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what has to go before its user there is."""
+    """How much a user still owns that has to be deleted first."""
 
     conversations: int
     sandboxes: int
@@ -46,7 +46,7 @@ class RemainingData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingUserDeletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A user who goes, with what; `is_over` once nothing is left."""
+    """A user who is being deleted, and what is left to delete; `is_over` once that is nothing."""
 
     user: User
     owned: RemainingData
@@ -80,7 +80,7 @@ async def request_user_deletion(
 
 
 class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
-    """Sees to it that users who go are gone in the end."""
+    """Deletes users in the background, once all that they own is deleted."""
 
     db: Database
     conversations: Conversations

@@ -50,7 +50,7 @@ _STOPPING: Final = StreamEnd(message=None, code=WSCloseCode.GOING_AWAY)
 
 
 class LiveAnswers:
-    """Knows what is being sent without an end of its own, to end it when the server stops."""
+    """The open streams and WebSockets, which it ends when the server stops."""
 
     def __init__(self) -> None:
         self._ends: set[Callable[[], None]] = set()

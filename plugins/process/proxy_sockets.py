@@ -1,7 +1,7 @@
 """Egress proxies for process sandboxes that have no network of the machine's.
 
-For each of them the server listens on a socket in the sandbox's directory, which the sandbox sees
-and cannot change; behind it is a proxy that lets through what the sandbox's spec allows, and what
+For each of them the server listens on a socket in the sandbox's directory, its *door*, which the sandbox
+sees and cannot change; behind it is a proxy that lets through what the sandbox's spec allows, and what
 the agent reports to the server. A server that starts opens those of all sandboxes there are.
 """
 
@@ -38,7 +38,7 @@ _SO_PASSRIGHTS: Final = 83
 
 
 class ProxySockets:
-    """The doors that are open; closed ones are opened again by the next server."""
+    """The sockets that are open, with their proxies; the next server opens them again."""
 
     def __init__(self) -> None:
         self._resolver: Resolver | None = None

@@ -30,7 +30,7 @@ _HEADERS: Final = {
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is the same for everybody until the server is another one."""
+    """A response that is the same for all callers as long as the server runs; `tag` is its ETag."""
 
     body: bytes
     tag: str

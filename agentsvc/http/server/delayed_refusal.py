@@ -19,7 +19,7 @@ LINES_A_MINUTE: Final = 1
 
 
 class RefusalDelay:
-    """Where those sit who wait to be refused; there are so many places."""
+    """Delays answers to callers that are refused; only so many wait at a time."""
 
     def __init__(self, most: int, *, seconds: float = HOLD_SECONDS) -> None:
         self._places = asyncio.Semaphore(most)

@@ -1,4 +1,4 @@
-"""Handlers of a user's skills, and of another model for a conversation that runs."""
+"""Handlers of a user's skills, and of another model for a running conversation."""
 
 from typing import Annotated, Final
 
