@@ -24,12 +24,12 @@ hookspec = pluggy.HookspecMarker(NAME)
 hookimpl = pluggy.HookimplMarker(NAME)
 
 
-def offers(place: str) -> Callable[[], list[Any]]:
-    """Return a hook that offers what is at `MODULE:NAME`, imported when it is asked: that takes time."""
+def offers(*places: str) -> Callable[[], list[Any]]:
+    """Return a hook that offers what is at each `MODULE:NAME`, imported when it is asked: that takes time."""
 
     def offer() -> list[Any]:
-        module, _, name = place.partition(":")
-        return [getattr(importlib.import_module(module), name)]
+        named = (place.partition(":") for place in places)
+        return [getattr(importlib.import_module(module), name) for module, _, name in named]
 
     return hookimpl(offer)
 

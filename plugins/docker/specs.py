@@ -23,27 +23,26 @@ _WORKERS: Final = (
     Port(name="worker_2", number=8012, awaited=False),
 )
 
-SPECS: Final = (
-    Spec(
-        id=PUBLISHED_IMAGE,
-        backend="docker",
-        image=PUBLISHED_IMAGE,
-        # Behind the image's own entry, which is the agent server.
-        command=("--host", "0.0.0.0", "--port", "{port.agent}"),  # noqa: S104  # a container's
-        working_dir="project",
-        env={**_ENV, "OH_VSCODE_PORT": "{port.vscode}"},
-        ports=(
-            Port(name="agent", number=8000),
-            Port(name="vscode", number=8001, awaited=False),
-            *_WORKERS,
-        ),
+PUBLISHED: Final = Spec(
+    id=PUBLISHED_IMAGE,
+    backend="docker",
+    image=PUBLISHED_IMAGE,
+    # Behind the image's own entry, which is the agent server.
+    command=("--host", "0.0.0.0", "--port", "{port.agent}"),  # noqa: S104  # a container's
+    working_dir="project",
+    env={**_ENV, "OH_VSCODE_PORT": "{port.vscode}"},
+    ports=(
+        Port(name="agent", number=8000),
+        Port(name="vscode", number=8001, awaited=False),
+        *_WORKERS,
     ),
-    Spec(
-        id=OWN_IMAGE,
-        backend="docker",
-        image=OWN_IMAGE,
-        working_dir="project",
-        env={**_ENV, "OH_ENABLE_VSCODE": "false"},
-        ports=(Port(name="agent", number=8000), *_WORKERS),
-    ),
+)
+
+OWN: Final = Spec(
+    id=OWN_IMAGE,
+    backend="docker",
+    image=OWN_IMAGE,
+    working_dir="project",
+    env={**_ENV, "OH_ENABLE_VSCODE": "false"},
+    ports=(Port(name="agent", number=8000), *_WORKERS),
 )
