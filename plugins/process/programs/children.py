@@ -26,6 +26,8 @@ _CHUNK: Final = 65536
 _PIPE_SIZE_MAX: Final = 1024 * 1024
 _REQUEST_MAX: Final = 4 * 1024 * 1024
 _REQUEST_SECONDS: Final = 10.0
+_REFUSE_SECONDS: Final = 1.0
+"""How long a request may keep a holder from all else that can make no process to read it."""
 _NO_ROOM: Final = 126
 _NO_USER: Final = 1
 _CONNECT_SECONDS: Final = 0.4
@@ -145,26 +147,32 @@ class Execution:
                 os._exit(code)
 
     def _refuse(self, connection: socket.socket) -> None:
-        if self._read_request(connection) is None:
+        if self._read_request(connection, _REFUSE_SECONDS) is None:
             return
         text = b"cannot run it: there is no room for another process\n"
         head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
         connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
 
-    def _read_request(self, connection: socket.socket) -> Json | None:
+    def _read_request(self, connection: socket.socket, time_limit: float) -> Json | None:
         """Return the command that is asked for; what asks whether ports answer is answered here.
 
         None as well where it is not whole, or not from who knows the token.
         """
-        connection.settimeout(_REQUEST_SECONDS)
+        deadline = time.monotonic() + time_limit
         received = b""
         while not received.endswith(b"\n"):
+            connection.settimeout(max(deadline - time.monotonic(), _POLL_SECONDS))
             chunk = connection.recv(_CHUNK)
-            if not chunk or len(received) > _REQUEST_MAX:
+            if not chunk or len(received) > _REQUEST_MAX or time.monotonic() > deadline:
                 return None
             received += chunk
         connection.settimeout(None)
-        request: Json = json.loads(received)
+        try:
+            request = json.loads(received)
+        except RecursionError:
+            return None
+        if not isinstance(request, dict):
+            return None
         if request.get("token", "") != self.orders.get("control_token", ""):
             return None
         if "connect" in request:
@@ -184,7 +192,7 @@ class Execution:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         become_reaper(b"agentsvc-exec")
         wake = wake_on_child()
-        request = self._read_request(connection)
+        request = self._read_request(connection, _REQUEST_SECONDS)
         if request is None:
             return
         env = {**self.orders["env"], **request["env"]}
