@@ -42,6 +42,7 @@ from agentsvc.plugin.files import sections as sections
 from agentsvc.plugin.helpers import AGENT_OUTPUT as AGENT_OUTPUT
 from agentsvc.plugin.helpers import PACKAGE_DIR as PACKAGE_DIR
 from agentsvc.plugin.helpers import LongTasks as LongTasks
+from agentsvc.plugin.helpers import check_handle as check_handle
 from agentsvc.plugin.helpers import choose_ports as choose_ports
 from agentsvc.plugin.helpers import finish as finish
 from agentsvc.plugin.helpers import is_below as is_below

@@ -1,4 +1,4 @@
-"""Helpers for backends: port numbers, paths, tasks that are finished, and tasks that take long."""
+"""Helpers for backends: handles, port numbers, paths, tasks that are finished, and tasks that take long."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentsvc
-from agentsvc.base import BackendUnavailable, OrderRejected
-from agentsvc.plugin.backend import Port, StillFetching
+from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected
+from agentsvc.plugin.backend import Handle, Port, StillFetching
 
 PACKAGE_DIR: Final = Path(agentsvc.__file__).parent
 """The directory of the server's own package, for backends that show it to what they run."""
@@ -88,6 +88,15 @@ class LongTasks:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+def check_handle(handle: Handle, version: int, maker: str) -> None:
+    """Raise HandleTooNew for one of a later version than this, which the same maker has then made."""
+    if handle.version > version:
+        raise HandleTooNew(
+            f"The sandbox was made by a newer version of the {maker}",
+            detail=f"handle version {handle.version}",
+        )
 
 
 def choose_ports(ports: Iterable[Port]) -> dict[str, int]:

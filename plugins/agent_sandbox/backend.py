@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from agentsvc.base import Conflict, HandleTooNew, OrderRejected, now, parse_time
+from agentsvc.base import Conflict, OrderRejected, now, parse_time
 from agentsvc.plugin import (
     BackendContext,
     Capability,
@@ -21,6 +21,7 @@ from agentsvc.plugin import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    check_handle,
     check_hosts,
     finish,
 )
@@ -134,11 +135,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         check_hosts(asked)
 
     def _maker(self, handle: Handle) -> making.Maker:
-        if handle.version > backend.HANDLE_VERSION:
-            raise HandleTooNew(
-                f"The sandbox was made by a newer version of the {self.name} backend",
-                detail=f"handle version {handle.version}",
-            )
+        check_handle(handle, backend.HANDLE_VERSION, f"{self.name} backend")
         return SandboxMaker(
             self._api,
             self._watch,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew, OrderRejected
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -31,6 +31,7 @@ from agentsvc.plugin import (
     SaveHandle,
     Spec,
     Usage,
+    check_handle,
     check_hosts,
 )
 
@@ -466,11 +467,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         check_hosts(asked)
 
     def _of(self, handle: Handle) -> tuple[Engine, Maker]:
-        if handle.version > HANDLE_VERSION:
-            raise HandleTooNew(
-                "The sandbox was made by a newer version of the docker backend",
-                detail=f"handle version {handle.version}",
-            )
+        check_handle(handle, HANDLE_VERSION, "docker backend")
         engine = self._fleet.get(str(handle.data.get("engine", "default")))
         return engine, self._maker(engine)
 

@@ -4,8 +4,8 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
-from agentsvc.base import HandleTooNew, now
-from agentsvc.plugin import Found, Handle
+from agentsvc.base import now
+from agentsvc.plugin import Found, Handle, check_handle
 
 from . import launch, sandbox_directory
 from .inspection import Inspection, users_of
@@ -30,11 +30,7 @@ def to_handle(folder: SandboxDirectory, record: Record | None) -> Handle:
 
 def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
     """Return where the files of a sandbox are; raises HandleTooNew and OrderRejected."""
-    if handle.version > HANDLE_VERSION:
-        raise HandleTooNew(
-            "The sandbox was made by a newer version of the process backend",
-            detail=f"handle version {handle.version}",
-        )
+    check_handle(handle, HANDLE_VERSION, "process backend")
     return sandbox_directory.require_folder(state_dir, handle.sandbox_id)
 
 

@@ -17,14 +17,12 @@ from agentsvc.base import (
     BackendUnavailable,
     CapacityExceeded,
     Conflict,
-    HandleTooNew,
     OrderRejected,
     Secret,
     Unsupported,
     decode_or_none,
     sha256,
 )
-from agentsvc.plugin import Handle
 
 if TYPE_CHECKING:
     import aiohttp
@@ -216,15 +214,6 @@ def session_prefix(instance_id: str) -> str:
 def fingerprint(key: Secret) -> str:
     """Return what tells a key from another without saying anything about it."""
     return sha256(f"agentsvc-remote:{key.reveal()}")[:16]
-
-
-def check_handle(handle: Handle) -> None:
-    """Raise HandleTooNew for what a later version of this plugin has made."""
-    if handle.version > HANDLE_VERSION:
-        raise HandleTooNew(
-            "The sandbox was made by a newer version of the remote plugin",
-            detail=f"handle version {handle.version}",
-        )
 
 
 def one_line(text: str) -> str:

@@ -39,11 +39,12 @@ from agentsvc.plugin import (
     Report,
     SaveHandle,
     Spec,
+    check_handle,
     fill,
     finish,
 )
 
-from .calls import HANDLE_VERSION, check_handle, fingerprint
+from .calls import HANDLE_VERSION, fingerprint
 from .service_backend import (
     GONE,
     ServiceBackend,
@@ -270,8 +271,6 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
 
     def _check(self, asked: Spec | Order) -> None:
         super()._check(asked)
-        if asked.options:
-            raise OrderRejected(f"The remote backend has no option `{min(asked.options)}`")
         if not asked.image:
             raise OrderRejected("A remote sandbox needs an image")
         primary = _primary(asked.ports)
@@ -320,7 +319,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
 
     async def _find(self, handle: Handle) -> Runtime | None:
         """Return the runtime, None if it is really gone; raises BackendUnavailable."""
-        check_handle(handle)
+        check_handle(handle, HANDLE_VERSION, "remote plugin")
         key = await self._key(handle.sandbox_id)
         runtime = await self._session(self._prefix + handle.sandbox_id, key)
         if runtime is not None:

@@ -35,10 +35,11 @@ from agentsvc.plugin import (
     SaveHandle,
     Spec,
     Usage,
+    check_handle,
     finish,
 )
 
-from .calls import HANDLE_VERSION, check_handle, fingerprint
+from .calls import HANDLE_VERSION, fingerprint
 from .service_backend import (
     GONE,
     ServiceBackend,
@@ -206,8 +207,6 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     def _check(self, asked: Spec | Order) -> None:
         super()._check(asked)
-        if asked.options:
-            raise OrderRejected(f"The agentsvc backend has no option `{min(asked.options)}`")
         if asked.command is not None or asked.working_dir:
             raise OrderRejected(
                 "A spec of the other server says what its sandboxes run, and where:"
@@ -247,7 +246,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     async def _find(self, handle: Handle) -> SandboxInfo | None:
         """Return the sandbox, None if it is really gone; raises BackendUnavailable."""
-        check_handle(handle)
+        check_handle(handle, HANDLE_VERSION, "remote plugin")
         query = [("id", str(handle.data["id"]))]
         found = await self._calls.ask("GET", _SANDBOXES, _BATCH, query=query)
         info = found[0] if found else None

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import BackendUnavailable, Conflict, Secret
+from agentsvc.base import BackendUnavailable, Conflict, OrderRejected, Secret
 from agentsvc.plugin import (
     NOT_CALLING,
     BackendContext,
@@ -117,6 +117,8 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
     def _check(self, asked: Spec | Order) -> None:
         """Raise OrderRejected; a subclass checks more."""
         self.check_fences(asked)
+        if asked.options:
+            raise OrderRejected(f"The {self.name} backend has no option `{min(asked.options)}`")
 
     def _report(self, found: ServiceSandbox, endpoints: tuple[Endpoint, ...]) -> Report:
         """Return what every service says of a sandbox."""
