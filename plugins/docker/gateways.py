@@ -18,7 +18,6 @@ PROXY_PORT: Final = 3128
 
 _DIRECTORY: Final = "opt/agentsvc-gateway"
 _POLICY: Final = f"{_DIRECTORY}/policy.json"
-_PROGRAM: Final = f"{_DIRECTORY}/gateway.py"
 _USER: Final = "65534:65534"
 _MEMORY: Final = 256 * 1024 * 1024
 _PIDS: Final = 128
@@ -43,18 +42,16 @@ def body(
     """
     ports = choose_ports(order.ports)
     outer, inner, sandbox = addresses
-    relays = [([outer, number], [sandbox, number]) for number in ports.values()]
+    relays = [(outer, number, sandbox, number) for number in ports.values()]
     if callback is not None:
-        relays.append(([inner, callback[1]], list(callback)))
-    arguments = {
-        "relays": relays,
-        "proxy": [inner, PROXY_PORT],
-        "policy": f"/{_POLICY}",
-    }
+        relays.append((inner, callback[1], *callback))
+    arguments = ["--policy", f"/{_POLICY}", "--host", inner, "--port", str(PROXY_PORT)]
+    for relay in relays:
+        arguments += ["--relay", *map(str, relay)]
     return {
         "Image": image,
-        "Entrypoint": ["python3", "-B", f"/{_PROGRAM}"],
-        "Cmd": [json.dumps(arguments)],
+        "Entrypoint": ["python3", "-B", "-m", "agentsvc.egress"],
+        "Cmd": arguments,
         "Env": [f"PYTHONPATH=/{_DIRECTORY}"],
         "User": _USER,
         "WorkingDir": "/",
@@ -79,7 +76,7 @@ def body(
 
 
 def archive(order: Order) -> bytes:
-    """Return the files of a gateway: its program, the proxy, and where the sandbox may go.
+    """Return the files of a gateway: the proxy, and where the sandbox may go.
 
     Reads them from the installed package; blocks.
     """
@@ -92,7 +89,6 @@ def archive(order: Order) -> bytes:
     }
     files = {
         f"{_DIRECTORY}/agentsvc/__init__.py": b"",
-        _PROGRAM: Path(__file__).with_name("gateway_program.py").read_bytes(),
         _POLICY: json.dumps(policy).encode(),
     }
     for file in (package / "egress").glob("*.py"):

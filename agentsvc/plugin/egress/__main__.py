@@ -1,4 +1,4 @@
-"""Runs the proxy by itself in a gateway container: `python -m agentsvc.egress`, as it is copied there."""
+"""Runs the proxy by itself in a gateway container, and relays ports: `python -m agentsvc.egress`, as it is copied there."""
 
 import argparse
 import asyncio
@@ -18,6 +18,14 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, required=True, help="a file of JSON; see from_json")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104  # a container's
     parser.add_argument("--port", type=int, default=3128, help="port to listen on")
+    parser.add_argument(
+        "--relay",
+        nargs=4,
+        action="append",
+        default=[],
+        metavar=("HOST", "PORT", "TO_HOST", "TO_PORT"),
+        help="address to listen on, whose connections are carried to another one",
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_FORMAT)
     for handler in logging.getLogger().handlers:
@@ -25,6 +33,7 @@ def main() -> None:
     asyncio.run(_run(arguments))
 
 
+_CHUNK = 65536
 _FORMAT = "%(asctime)s %(levelname)s %(message)s%(facts)s"
 
 
@@ -56,9 +65,38 @@ async def _run(arguments: argparse.Namespace) -> None:
 
     loop.add_signal_handler(signal.SIGHUP, reread)
     await proxy.listen_tcp(arguments.host, arguments.port)
+    for host, port, to_host, to_port in arguments.relay:
+        await _relay(host, int(port), to_host, int(to_port))
     await ended.wait()
     await proxy.close()
     resolver.close()
+
+
+async def _relay(host: str, port: int, to_host: str, to_port: int) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(to_host, to_port)
+        except OSError:
+            # Nobody is there: whoever asks sees an end at once, not silence.
+            writer.transport.abort()
+            return
+        try:
+            await asyncio.gather(_carry(reader, far_writer), _carry(far_reader, writer))
+        finally:
+            far_writer.transport.abort()
+            writer.transport.abort()
+
+    await asyncio.start_server(serve, host, port)
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+    except OSError:
+        writer.transport.abort()
 
 
 if __name__ == "__main__":

@@ -311,6 +311,36 @@ async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_
     resolver.close()
 
 
+async def test_beside_the_proxy_ports_are_carried_to_others(tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"mode": "none"}))
+    with contextlib.ExitStack() as free:
+        sockets = [free.enter_context(socket.socket()) for _ in range(4)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        proxy, port, dead, nobody = (one.getsockname()[1] for one in sockets)
+    async with open_target(OK) as target:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "agentsvc.plugin.egress",
+            "--policy", str(file), "--host", "127.0.0.1", "--port", str(proxy),
+            "--relay", "127.0.0.1", str(port), "127.0.0.1", str(target.port),
+            "--relay", "127.0.0.1", str(dead), "127.0.0.1", str(nobody),
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        request = b"GET / HTTP/1.1\r\n\r\n"
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(OSError):
+                    if await ask(port, request) == OK:
+                        break
+                await asyncio.sleep(0.05)
+            with contextlib.suppress(ConnectionResetError):
+                assert await ask(dead, request) == b""
+            assert b" 403 " in await ask(proxy, b"GET http://x.test/ HTTP/1.1\r\n\r\n")
+        program.terminate()
+        assert await program.wait() == 0
+
+
 async def test_the_proxy_runs_by_itself_and_reads_its_policy_again(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"mode": "none"}))

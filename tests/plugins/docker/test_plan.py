@@ -215,12 +215,13 @@ def test_a_gateway_carries_ports_in_reports_out_and_the_rest_by_list() -> None:
         has_init=True,
         instance_id=HERE,
     )
-    given = msgspec.json.decode(body["Cmd"][0])
-    assert [["10.0.0.2", 8000], ["10.0.1.3", 8000]] in given["relays"]
-    assert [["10.0.1.2", 3000], ["agentsvc.internal", 3000]] in given["relays"]
+    given = " ".join(body["Cmd"])
+    assert "--host 10.0.1.2 --port 3128" in given
+    assert "--relay 10.0.0.2 8000 10.0.1.3 8000" in given
+    assert "--relay 10.0.1.2 3000 agentsvc.internal 3000" in given
     assert body["User"] == "65534:65534"
     with tarfile.open(fileobj=io.BytesIO(gateways.archive(order))) as tar:
-        file = tar.extractfile(given["policy"].lstrip("/"))
+        file = tar.extractfile(body["Cmd"][1].lstrip("/"))
         assert file is not None
         policy = msgspec.json.decode(file.read())
     assert policy == {
