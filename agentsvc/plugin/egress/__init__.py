@@ -7,7 +7,7 @@ In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_on(
 `Resolver` is what several proxies share.
 In a gateway container, to which this package is copied: `python -m agentsvc.egress --policy FILE`, where
 FILE is JSON that `from_json` reads, read again at SIGHUP.
-Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket on a port of the
+Inside the sandbox: `Relay` of `relay` (one file) offers the proxy's socket on a port of the
 loopback interface; the variables of `proxy_environment(port)` send programs there.
 """
 

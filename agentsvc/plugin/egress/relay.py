@@ -1,11 +1,10 @@
 """Offers unix sockets on ports of the loopback interface of a sandbox that has no other network.
 
-One file, standard library only, run inside as `python -I -S relay.py PORT=SOCKET ...`. With
+One file, standard library only, loaded by the first process inside. It is told `PORT=SOCKET`. With
 `PORT=SOCKET=HOST:PORT` what connects is sent through the proxy behind the socket to that one
 target, so that a program finds it where it is told it is and needs to know of no proxy. With
-`@NUMBER=PORT` what connects to the inherited socket of that number gets to a port inside. Prints
-"ready" and the ports, 0 for one that cannot be had, when they are open. One thread, bounded memory;
-ends with SIGTERM.
+`@NUMBER=PORT` what connects to the inherited socket of that number gets to a port inside. One thread,
+bounded memory.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 _BUFFER_MAX: Final = 65536
@@ -54,17 +53,13 @@ class Relay:
         self._targets: dict[socket.socket, tuple[str | int, bytes]] = {}
         self._pairs = 0
 
-    def listen(self, port: int, path: str, target: str) -> int:
-        """Offer a unix socket on a port, 0 for a free one, and return its number.
-
-        With a target, through the proxy behind the socket.
-        """
+    def listen(self, port: int, path: str, target: str) -> None:
+        """Offer a unix socket on a port; with a target, through the proxy behind the socket."""
         listener = socket.create_server(("127.0.0.1", port), backlog=64)
         listener.setblocking(False)
         ask = f"CONNECT {target} HTTP/1.1\r\n\r\n".encode() if target else b""
         self._targets[listener] = (path, ask)
         self._selector.register(listener, selectors.EVENT_READ, None)
-        return int(listener.getsockname()[1])
 
     def admit(self, listener: socket.socket, port: int) -> None:
         """Pass what connects to a socket that listens on to a port of the loopback interface."""
@@ -72,9 +67,8 @@ class Relay:
         self._targets[listener] = (port, b"")
         self._selector.register(listener, selectors.EVENT_READ, None)
 
-    def open(self, arguments: Sequence[str]) -> list[int]:
-        """Listen on what the arguments say; return the ports, 0 for one that cannot be had."""
-        ports = []
+    def open(self, arguments: Iterable[str]) -> None:
+        """Listen on what the arguments say, as far as that can be had."""
         for argument in arguments:
             port, _, rest = argument.partition("=")
             if port.startswith("@"):
@@ -82,12 +76,10 @@ class Relay:
                 continue
             path, _, target = rest.partition("=")
             try:
-                ports.append(self.listen(int(port), path, target))
+                self.listen(int(port), path, target)
             except OSError as exc:
                 # One that cannot be had here, such as a low one, must not cost the others.
                 sys.stderr.write(f"port {port} cannot be offered: {exc.strerror}\n")
-                ports.append(0)
-        return ports
 
     def watch(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call a function whenever something can be read there."""
@@ -96,11 +88,6 @@ class Relay:
     def unwatch(self, descriptor: int) -> None:
         """Do that no longer."""
         self._selector.unregister(descriptor)
-
-    def run(self) -> None:
-        """Serve for ever."""
-        while True:
-            self.serve()
 
     def serve(self) -> None:
         """Wait until there is something to do, and do it."""
@@ -217,16 +204,3 @@ class Relay:
             each.link.close()
             each.waiting, each.is_open, each.ends = b"", False, False
         self._pairs -= 1
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Listen on what the arguments say, tell so on standard output, and serve."""
-    relay = Relay()
-    ports = relay.open(arguments)
-    sys.stdout.write(" ".join(["ready", *map(str, ports)]) + "\n")
-    sys.stdout.flush()
-    relay.run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

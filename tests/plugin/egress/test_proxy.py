@@ -26,6 +26,14 @@ from tests.plugin.egress.rig import TableResolver, ask, connect, open_proxy, ope
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 RELAY = Path(sys.modules[Proxy.__module__].__file__ or "").with_name("relay.py")
+RUN_RELAY = """
+import runpy, sys
+relay = runpy.run_path(sys.argv[1])["Relay"]()
+relay.open(sys.argv[2:])
+print("ready", flush=True)
+while True:
+    relay.serve()
+"""
 
 
 def listing(port: int) -> Policy:
@@ -279,6 +287,15 @@ async def test_closing_cuts_a_connection_that_is_only_just_taken() -> None:
                 await proxy.close()
 
 
+def free_ports(count: int) -> list[int]:
+    """Return the numbers of ports at which nobody listens."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
 async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_path: Path) -> None:
     resolver = TableResolver({"up.example.org": ["127.0.0.1"]})
     async with open_target(OK) as target:
@@ -287,25 +304,25 @@ async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         await proxy.listen_on(listener)
+        first, second = free_ports(2)
         relay = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(RELAY),
-            f"0={path}", f"0={path}=127.0.0.1:{target.port}",
+            sys.executable, "-I", "-S", "-c", RUN_RELAY, str(RELAY),
+            f"{first}={path}", f"{second}={path}=127.0.0.1:{target.port}",
             stdout=subprocess.PIPE,
         )  # fmt: skip
         assert relay.stdout is not None
         async with asyncio.timeout(20):
-            said, first, second = (await relay.stdout.readline()).split()
-        assert said == b"ready"
+            assert await relay.stdout.readline() == b"ready\n"
         url = f"http://up.example.org:{target.port}/"
-        assert await ask(int(first), f"GET {url} HTTP/1.1\r\n\r\n".encode()) == OK
-        assert b" 403 " in await connect(int(first), "evil.test:443")
-        assert await ask(int(second), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == OK
+        assert await ask(first, f"GET {url} HTTP/1.1\r\n\r\n".encode()) == OK
+        assert b" 403 " in await connect(first, "evil.test:443")
+        assert await ask(second, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == OK
         # With no proxy behind it, and refused by it, what connects is hung up on.
         proxy.policy = parse_policy("none")
-        assert await ask(int(second), b"GET / HTTP/1.1\r\n\r\n") == b""
+        assert await ask(second, b"GET / HTTP/1.1\r\n\r\n") == b""
         await proxy.close()
         with contextlib.suppress(ConnectionResetError):
-            assert await ask(int(first), b"CONNECT x:1 HTTP/1.1\r\n\r\n") == b""
+            assert await ask(first, b"CONNECT x:1 HTTP/1.1\r\n\r\n") == b""
         relay.terminate()
         await relay.wait()
     resolver.close()
@@ -314,11 +331,7 @@ async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_
 async def test_beside_the_proxy_ports_are_carried_to_others(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"mode": "none"}))
-    with contextlib.ExitStack() as free:
-        sockets = [free.enter_context(socket.socket()) for _ in range(4)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        proxy, port, dead, nobody = (one.getsockname()[1] for one in sockets)
+    proxy, port, dead, nobody = free_ports(4)
     async with open_target(OK) as target:
         program = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "agentsvc.plugin.egress",
@@ -344,9 +357,7 @@ async def test_beside_the_proxy_ports_are_carried_to_others(tmp_path: Path) -> N
 async def test_the_proxy_runs_by_itself_and_reads_its_policy_again(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"mode": "none"}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    [port] = free_ports(1)
     async with open_target(OK) as target:
         program = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "agentsvc.plugin.egress",
