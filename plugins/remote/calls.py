@@ -147,21 +147,11 @@ class Calls:
         query: Iterable[tuple[str, str]] = (),
         body: Any = None,
     ) -> bytes | None:
-        key = self.key if key is None else key
-        status, content = await self._exchange(method, path, key=key, query=query, body=body)
-        if status == HTTPStatus.NOT_FOUND:
-            return None
-        if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-            raise self._failure(status, content, key)
-        return content
-
-    async def _exchange(
-        self, method: str, path: str, *, key: Secret, query: Iterable[tuple[str, str]], body: Any
-    ) -> tuple[int, bytes]:
         import aiohttp  # noqa: PLC0415  # as above
 
         if self._session is None:
             raise BackendUnavailable(f"The connection to {self.url} is not open")
+        key = self.key if key is None else key
         headers = {self._header: key.reveal()} if key else {}
         data = None
         if body is not None:
@@ -176,7 +166,7 @@ class Calls:
                 data=data,
                 allow_redirects=False,
             ) as answer:
-                return answer.status, await self._read(answer)
+                status, content = answer.status, await self._read(answer)
         except TimeoutError as exc:
             raise BackendUnavailable(
                 f"{self.url} gave no answer within {self._time_limit:g} s"
@@ -185,6 +175,11 @@ class Calls:
             raise BackendUnavailable(
                 f"{self.url} cannot be reached", detail=f"{type(exc).__name__}: {exc}"
             ) from exc
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+            raise self._failure(status, content, key)
+        return content
 
     async def _read(self, answer: "aiohttp.ClientResponse") -> bytes:
         content = bytearray()
