@@ -1,6 +1,6 @@
 """The way out of a sandbox that may not go everywhere: a forward proxy with a list of hosts.
 
-Standard library only, so that the folder runs in any container that has Python 3.11.
+Standard library only, so that the folder runs in any container that has Python 3.12.
 
 In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_on(socket)`, or
 `listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `await proxy.close()` ends it.
