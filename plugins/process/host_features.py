@@ -49,7 +49,8 @@ class HostFeatures:
                 else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self.bubblewrap.reason, "remedy": self.bubblewrap.remedy},
             )
-        self._warn_of_network()
+        for advice in self.advice():
+            log.warning(advice.text, extra={"remedy": advice.remedy})
 
     def fences(self) -> Fences:
         """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
@@ -136,8 +137,8 @@ class HostFeatures:
         way_out = self.way_out()
         if way_out is OutboundNetwork.HOST and self.bubblewrap.program:
             text = (
-                '`network = "host"`: open sandboxes reach all that listens on this machine\'s'
-                " loopback interface, and each other"
+                "open sandboxes share the network of this machine: they reach all that listens on its"
+                ' loopback interface, and each other, by `network = "host"` in [backends.process]'
             )
             yield Advice(subject="network", text=text, remedy="remove that line")
         elif way_out is OutboundNetwork.PROXY:
@@ -159,20 +160,6 @@ class HostFeatures:
         way_out = self.way_out()
         reason = f": {self._why_no_uplink()}" if way_out is OutboundNetwork.PROXY else ""
         return f"{NETWORKS[way_out]}{reason}"
-
-    def _warn_of_network(self) -> None:
-        way_out = self.way_out()
-        if way_out is OutboundNetwork.HOST and self.bubblewrap.program:
-            log.warning(
-                "open sandboxes share the network of this machine: they reach all that listens on"
-                " its loopback interface, and each other",
-                extra={"reason": '[backends.process] says `network = "host"`'},
-            )
-        elif way_out is OutboundNetwork.PROXY:
-            log.warning(
-                "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only",
-                extra={"reason": self._why_no_uplink()},
-            )
 
     def _limits(self) -> frozenset[str]:
         return self.groups.limits() | _BY_PROCESS | (_BY_USER if self.users else set())
