@@ -360,12 +360,17 @@ class Log:
         # The longest first: one may begin with another.
         known = sorted(lines, key=len, reverse=True)
         self.secrets = [line.encode() for line in known if len(line) >= _SECRET_LENGTH_MIN]
+        self.longest = max(map(len, self.secrets), default=0)
 
     def copy(self, descriptor: int, stream: bytes) -> bool:
         """Move what a pipe holds into the log; return False at the end of the stream."""
         taken, is_open = read_available(descriptor)
         *lines, rest = (self.partial[stream] + taken).split(b"\n")
-        while len(rest) > _LINE_MAX:
+        # A secret is masked before it is cut in two, and none is whose end has not come yet.
+        bound = _LINE_MAX + self.longest
+        if len(rest) > bound:
+            rest = self._mask(rest)
+        while len(rest) > bound:
             lines.append(rest[:_LINE_MAX])
             rest = rest[_LINE_MAX:]
         self.partial[stream] = rest

@@ -74,6 +74,33 @@ def test_nothing_is_shown_of_a_secret_that_begins_with_others(tmp_path: Path, pi
     assert texts(LogFile(tmp_path / "log")) == [("stderr", "**********")]
 
 
+@pytest.mark.parametrize("at", range(8192 - 14, 8192 + 1))
+def test_nothing_is_shown_of_a_secret_where_a_long_line_is_broken(
+    tmp_path: Path, pipe: Pipe, at: int
+) -> None:
+    log = Log(tmp_path / "log", 65536, ["a-long-secret"])
+    for part in ("x" * at, "a-long-", "secret", "y" * 9000):
+        pipe.write(part)
+        log.copy(pipe.out, b"o")
+    log.end_lines()
+    log.close()
+    pipe.close()
+    written = "".join(text for _, text in texts(LogFile(tmp_path / "log")))
+    assert written == f"{'x' * at}{'*' * 10}{'y' * 9000}"
+
+
+def test_nothing_is_shown_of_many_secrets_in_a_line_without_end(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 65536, ["a-long-secret"])
+    told = "a-long-secret" * 3000
+    for begin in range(0, len(told), 1000):
+        pipe.write(told[begin : begin + 1000])
+        log.copy(pipe.out, b"o")
+    log.end_lines()
+    log.close()
+    pipe.close()
+    assert {letter for _, text in texts(LogFile(tmp_path / "log")) for letter in text} == {"*"}
+
+
 def test_a_line_without_end_is_broken_up(tmp_path: Path, pipe: Pipe) -> None:
     log = Log(tmp_path / "log", 65536, [])
     pipe.write("x" * 20_000)
