@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
+from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected, replace_private
 
 from . import names
 from .engine import Engine, EngineInfo
@@ -180,6 +180,4 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    replace_private(path, text)
