@@ -257,13 +257,8 @@ def orders(program: str, view: View) -> dict[str, object]:
 
 def data(view: View) -> dict[str, bytes]:
     """Return the files that arguments name: who there is inside, and the filter if there is one."""
-    code = seccomp.compile_filter(platform.machine())
-    return {
-        "passwd": _passwd(HOME),
-        "group": f"root:x:0:\nagent:x:{INSIDE}:\nnogroup:x:65534:\n".encode(),
-        **({"resolver": _resolver()} if view.has_resolver else {}),
-        **({"seccomp": code} if code else {}),
-    }
+    found = _files(INSIDE, seccomp.compile_filter(platform.machine()))
+    return {**found, **({"resolver": _resolver()} if view.has_resolver else {})}
 
 
 def arguments(view: View) -> list[str]:
@@ -306,11 +301,7 @@ def can_show_workspace(shown: Iterable[Path]) -> bool:
 def fork_server_files(user: int) -> dict[str, bytes]:
     """Return the files that `fork_server_arguments` name; 0 is for the server's own user."""
     code = seccomp.compile_filter(platform.machine(), may_join=True, in_parts=not user)
-    return {
-        "passwd": _passwd(HOME, user or INSIDE),
-        "group": f"root:x:0:\nagent:x:{user or INSIDE}:\n".encode(),
-        **({"seccomp": code} if code else {}),
-    }
+    return _files(user or INSIDE, code)
 
 
 def fork_server_arguments(
@@ -372,14 +363,19 @@ def _resolver() -> bytes:
         return uplink.resolv_conf("")
 
 
-def _passwd(home: str, user: int = INSIDE) -> bytes:
-    lines = (
+def _files(user: int, code: bytes | None) -> dict[str, bytes]:
+    """Return who there is, where programs look for that, and the filter if there is one."""
+    passwd = (
         "root:x:0:0:root:/root:/usr/sbin/nologin",
-        f"agent:x:{user}:{user}:agent:{home}:/bin/bash",
+        f"agent:x:{user}:{user}:agent:{HOME}:/bin/bash",
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
         "",
     )
-    return "\n".join(lines).encode()
+    return {
+        "passwd": "\n".join(passwd).encode(),
+        "group": f"root:x:0:\nagent:x:{user}:\nnogroup:x:65534:\n".encode(),
+        **({"seccomp": code} if code else {}),
+    }
 
 
 def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int) -> str:

@@ -107,10 +107,6 @@ class ChildFiles:
             os.close(number)
         return self._made[name]
 
-    def number(self, name: str) -> int:
-        """Return the number of one."""
-        return self._made[name]
-
     def add_arguments(self, arguments: Iterable[str]) -> int:
         """Make one of a program's arguments, in which `@NAME` is replaced by the number of that file."""
         told = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)

@@ -420,9 +420,9 @@ def _spawn(how: Confinement, arguments: Sequence[str], env: Mapping[str, str]) -
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, ChildFiles() as files:
         try:
-            files.put("python", _copy_of_python())
+            python = files.put("python", _copy_of_python())
             command = [sys.executable, "-c", _code(), str(_CONTROL), *arguments]
-            command = _confined(how, user, files, command)
+            command = _confined(how, user, files, [str(user), str(python), *command])
             pid = _start(how.program, command, env, theirs.fileno(), files)
         except BaseException:
             give_up_user()
@@ -444,7 +444,7 @@ def _code() -> str:
 
 
 def _confined(how: Confinement, user: int, files: ChildFiles, command: list[str]) -> list[str]:
-    """Return what runs a command in namespaces of its own, as a user without rights."""
+    """Return what has `joining` run a command in namespaces of its own, as a user without rights."""
     for name, data in bubblewrap.fork_server_files(user).items():
         files.add(name, data)
     arguments = bubblewrap.fork_server_arguments(
@@ -454,7 +454,7 @@ def _confined(how: Confinement, user: int, files: ChildFiles, command: list[str]
     )
     first = [how.program, "--args", str(files.add_arguments(arguments))]
     before = bubblewrap.running("joining")
-    return [*first, *before, str(user), str(files.number("python")), *command]
+    return [*first, *before, *command]
 
 
 def _start(
