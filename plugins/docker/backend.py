@@ -161,9 +161,11 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         ]
         return min(reasons, key=bool, default="no engine has answered yet")
 
-    def check_spec(self, spec: Spec) -> None:
+    def check_spec(self, spec: Spec | Order) -> None:
         """Raise OrderRejected for what no engine could make."""
-        self._check(spec)
+        self.check_fences(spec)
+        plan.check(spec, self.config)
+        check_hosts(spec)
 
     def inside_url(self, url: str) -> str:
         """Return the server's URL as containers see it: not their own loopback."""
@@ -181,7 +183,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         Cancelled, it ends the request that is under way first, so that what was made is listed
         by scan. While an image is being fetched it raises BackendUnavailable with the progress.
         """
-        self._check(order)
+        self.check_spec(order)
         labels = plan.to_options(order).host_labels
         engine = await self._fleet.place(order.sandbox_id, labels, self._has_files_for(order))
         data = {"engine": engine.name}
@@ -192,7 +194,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the container again, or make it anew on the same volume."""
-        self._check(order)
+        self.check_spec(order)
         engine, maker, found = await self._find(handle)
         if found is None or inspection.status_of(found) == "created":
             if not (found and order.layer) and not await maker.has_files(handle.sandbox_id):
@@ -460,11 +462,6 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if away:
             raise next(iter(away.values()))
         return sorted(set().union(*listed.values()))
-
-    def _check(self, asked: Spec | Order) -> None:
-        self.check_fences(asked)
-        plan.check(asked, self.config)
-        check_hosts(asked)
 
     def _of(self, handle: Handle) -> tuple[Engine, Maker]:
         check_handle(handle, HANDLE_VERSION, "docker backend")

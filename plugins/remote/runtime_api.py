@@ -174,7 +174,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
 
         Cancelled, it waits for the answer first, so that nothing comes to be after its end.
         """
-        self._check(order)
+        self.check_spec(order)
         key = await self._key(order.sandbox_id)
         await asyncio.to_thread((self._journal / order.sandbox_id).touch)
         body = self._start_body(order)
@@ -269,19 +269,20 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
     async def _key(self, sandbox_id: str) -> Secret:
         return await self.context.owner_key(sandbox_id) or self._calls.key
 
-    def _check(self, asked: Spec | Order) -> None:
-        super()._check(asked)
-        if not asked.image:
+    def check_spec(self, spec: Spec | Order) -> None:
+        """Raise OrderRejected for what the service does not have."""
+        super().check_spec(spec)
+        if not spec.image:
             raise OrderRejected("A remote sandbox needs an image")
-        primary = _primary(asked.ports)
-        for port in asked.ports:
+        primary = _primary(spec.ports)
+        for port in spec.ports:
             if port.name != primary and port.name not in _SERVICES:
                 raise OrderRejected(
                     f"The remote runtime API has no port `{port.name}`,"
                     f" only {', '.join(sorted(_SERVICES))} beside the first one"
                 )
-        ports = _numbers(asked.ports)
-        for text in (*(asked.command or ()), *asked.env.values()):
+        ports = _numbers(spec.ports)
+        for text in (*(spec.command or ()), *spec.env.values()):
             fill(text, ports)
 
     def _start_body(self, order: Order) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
         Cancelled, it waits for the answer first, so that nothing comes to be after its end.
         """
-        self._check(order)
+        self.check_spec(order)
         info = await finish(self._start(order))
         handle = self._handle(order.sandbox_id, info)
         await save(handle)
@@ -140,7 +140,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Have the other server start its command again; raises Conflict where it cannot."""
-        self._check(order)
+        self.check_spec(order)
         info = await self._find(handle)
         if info is None or info.phase is Phase.GONE:
             raise Conflict("The sandbox cannot be started again: its files are gone")
@@ -205,9 +205,10 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     # Shared parts
 
-    def _check(self, asked: Spec | Order) -> None:
-        super()._check(asked)
-        if asked.command is not None or asked.working_dir:
+    def check_spec(self, spec: Spec | Order) -> None:
+        """Raise OrderRejected for what the service does not have."""
+        super().check_spec(spec)
+        if spec.command is not None or spec.working_dir:
             raise OrderRejected(
                 "A spec of the other server says what its sandboxes run, and where:"
                 " name it as the `image`"

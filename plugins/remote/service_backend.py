@@ -110,15 +110,11 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         del spec
         return "the other side gives its sandboxes their keys"
 
-    def check_spec(self, spec: Spec) -> None:
-        """Raise OrderRejected for what the service does not have."""
-        self._check(spec)
-
-    def _check(self, asked: Spec | Order) -> None:
-        """Raise OrderRejected; a subclass checks more."""
-        self.check_fences(asked)
-        if asked.options:
-            raise OrderRejected(f"The {self.name} backend has no option `{min(asked.options)}`")
+    def check_spec(self, spec: Spec | Order) -> None:
+        """Raise OrderRejected for what the service does not have; a subclass checks more."""
+        self.check_fences(spec)
+        if spec.options:
+            raise OrderRejected(f"The {self.name} backend has no option `{min(spec.options)}`")
 
     def _report(self, found: ServiceSandbox, endpoints: tuple[Endpoint, ...]) -> Report:
         """Return what every service says of a sandbox."""
