@@ -105,7 +105,7 @@ class ImagePulls:
 
         def begin() -> Coroutine[Any, Any, None]:
             self._progress[key] = Progress()
-            return self._run(engine, name)
+            return self._pull(engine, name, key)
 
         try:
             await self._fetches.go_on(key, begin, wait_seconds=wait_seconds)
@@ -114,24 +114,18 @@ class ImagePulls:
             kind = StillFetching if progress.is_recent else BackendUnavailable
             raise kind(f"The image `{name}` is being fetched: {progress}") from exc
 
-    async def _run(self, engine: Engine, name: str) -> None:
-        key = _key(engine, name)
-        try:
-            await self._pull(engine, name, self._progress[key])
-        finally:
-            del self._progress[key]
-
-    async def _pull(self, engine: Engine, name: str, progress: Progress) -> None:
-        headers = {}
-        if login := await asyncio.to_thread(read_login, self._config.auth_file, name):
-            headers["X-Registry-Auth"] = login
-
+    async def _pull(self, engine: Engine, name: str, key: str) -> None:
         def explain(_status: int, message: str) -> AgentsvcError:
             return from_pull(name, message)
 
-        query = to_query(name)
-        async for news in work(engine, "images/create", query, explain, headers=headers):
-            progress.take(news)
+        try:
+            login = await asyncio.to_thread(read_login, self._config.auth_file, name)
+            headers = {"X-Registry-Auth": login} if login else {}
+            query = to_query(name)
+            async for news in work(engine, "images/create", query, explain, headers=headers):
+                self._progress[key].take(news)
+        finally:
+            del self._progress[key]
 
 
 async def work(

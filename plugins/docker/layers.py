@@ -23,7 +23,6 @@ from .plan import ImageInfo, Json, to_image
 from .transfer import Transfer, paths_of
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
-_MISSING: Final = (NOT_FOUND,)
 _COMMIT_SECONDS: Final = 1800.0
 
 
@@ -86,8 +85,8 @@ class Layers:
             return
         repository, _, tag = names.passing(layer_id).rpartition(":")
         query = {"repo": repository, "tag": tag}
-        await engine.ask("POST", f"images/{name}/tag", params=query, expect=_MISSING)
-        await engine.ask("DELETE", f"images/{name}", expect=_MISSING)
+        await engine.ask("POST", f"images/{name}/tag", params=query, expect=(NOT_FOUND,))
+        await engine.ask("DELETE", f"images/{name}", expect=(NOT_FOUND,))
         await self.sweep(engine)
 
     async def sweep(self, engine: Engine) -> None:

@@ -13,7 +13,6 @@ from .failures import NOT_FOUND
 from .plan import Json, home_in, workspace_archive
 from .streams import read_file
 
-_MISSING: Final = (NOT_FOUND,)
 _END: Final = bytes(1024)
 """What an archive ends with."""
 
@@ -47,7 +46,7 @@ class Transfer:
         query = {"path": f"{path}/."}
         source = f"containers/{self._source}/archive"
         async with self._source_engine.stream(
-            "GET", source, params=query, expect=_MISSING
+            "GET", source, params=query, expect=(NOT_FOUND,)
         ) as answer:
             if answer is None:
                 return
@@ -67,7 +66,7 @@ class Transfer:
 
     async def _make_directory(self, path: str) -> None:
         engine, to = self._target_engine, f"containers/{self._target}/archive"
-        if await engine.ask("HEAD", to, params={"path": path}, expect=_MISSING) is None:
+        if await engine.ask("HEAD", to, params={"path": path}, expect=(NOT_FOUND,)) is None:
             archive = workspace_archive((0, 0), [], top=path.strip("/"))
             await engine.put(self._target, "/", archive)
 
