@@ -410,11 +410,12 @@ def archive_of(files: Mapping[str, bytes]) -> bytes:
 def parse_user(user: str, passwd: str = "") -> tuple[int, int] | None:
     """Return the numbers of a user, from an image's /etc/passwd if it is a name."""
     name, _, group = user.partition(":")
-    if name.isdigit():
-        return int(name), int(group) if group.isdigit() else int(name)
+    if name.isdecimal():
+        return int(name), int(group) if group.isdecimal() else int(name)
     for line in passwd.splitlines():
+        # Whoever made the image may have written anything there.
         parts = line.split(":")
-        if len(parts) > 3 and parts[0] == name:  # noqa: PLR2004
+        if parts[0] == name and [one.isdecimal() for one in parts[2:4]] == [True, True]:
             return int(parts[2]), int(parts[3])
     return None
 

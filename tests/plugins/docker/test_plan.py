@@ -292,3 +292,11 @@ def test_what_the_fence_runs_has_no_rings_and_its_own_arguments() -> None:
     assert (absent.returncode, absent.stderr) == (127, "no-such-command: not found\n")
     barred = subprocess.run([*program, "/"], capture_output=True, check=False)
     assert barred.returncode == 126
+
+
+def test_a_user_whose_numbers_are_none_is_not_found_in_an_image() -> None:
+    assert plan.parse_user("agent", "agent:x:many:1::/:/bin/sh\n") is None
+    assert plan.parse_user("agent", "agent:x:1:\u00b2::/:/bin/sh\n") is None
+    assert plan.parse_user("\u00b2") is None
+    assert plan.parse_user("7:\u00b2") == (7, 7)
+    assert plan.parse_user("agent", "agent:x:many:1::/\nagent:x:5:6::/\n") == (5, 6)
