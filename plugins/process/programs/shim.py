@@ -57,7 +57,6 @@ _SECRET_LENGTH_MIN = 8
 _STARS = b"**********"
 _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
-_LOAN_SECONDS = 8.0
 _CREDENTIALS: Final = struct.Struct("=iII")
 
 ZYGOTE: Final = "zygote"
@@ -252,7 +251,7 @@ class Shim:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(fileno=loan) as fork, ours, theirs:
             groups = filter(None, (*self.state["joined"], self.state["cgroup"]))
-            fork.settimeout(self.orders.get("loan_seconds", _LOAN_SECONDS))
+            fork.settimeout(self.orders["loan_seconds"])
             reason = _lead_in(fork, self._loaned(), groups, first[0], theirs.fileno())
             self.state["started_by"] = reason or ZYGOTE
             with contextlib.suppress(OSError):  # it has ended already

@@ -235,9 +235,9 @@ def _nothing() -> None:
 class ReadVariables:
     """The variables that somebody wanted while loading, and what they were."""
 
-    def __init__(self, again: Sequence[str] = ()) -> None:
-        """Leave out those whose names begin so, which each fork asks for again."""
-        self.again = tuple(again)
+    def __init__(self) -> None:
+        self.again: tuple[str, ...] = ()
+        """How the names begin of those that are left out, which each fork asks for again."""
         self.found: dict[str, str | None] = {}
         self.made: dict[str, str] = {}
         """What loading itself has set, as it does in each process."""
