@@ -82,6 +82,7 @@ from agentsvc.http.wire import Limit as Limit
 from agentsvc.http.wire import Page as Page
 from agentsvc.http.wire import Success as Success
 from agentsvc.http.wire import Time as Time
+from agentsvc.http.wire import changes_of as changes_of
 from agentsvc.http.wire import check_extremes as check_extremes
 from agentsvc.http.wire import decode as decode
 from agentsvc.http.wire import json_response as json_response
@@ -91,5 +92,6 @@ from agentsvc.http.wire import raw_array as raw_array
 from agentsvc.http.wire import raw_json_response as raw_json_response
 from agentsvc.http.wire import raw_page as raw_page
 from agentsvc.http.wire import read_body as read_body
+from agentsvc.http.wire import read_changes as read_changes
 from agentsvc.http.wire import read_json as read_json
 from agentsvc.http.wire import read_query as read_query

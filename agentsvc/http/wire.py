@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
+from msgspec import UNSET, UnsetType
 
 from agentsvc.base import (
     MAX_INT,
@@ -253,6 +254,26 @@ async def read_json[T](
     if default is _NOTHING:
         raise InvalidRequest("Field required", loc=("body",), kind="missing")
     return default
+
+
+def changes_of(kind: type[msgspec.Struct], name: str, text: str) -> type[msgspec.Struct]:
+    """Return the type of changes to a struct, whose fields may all be left out; the text says what it is."""
+    fields = [(one.name, one.type | UnsetType, UNSET) for one in msgspec.structs.fields(kind)]
+    return msgspec.defstruct(
+        name,
+        fields,
+        bases=(kind,),
+        namespace={"__doc__": text},
+        module=kind.__module__,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+async def read_changes(request: web.Request, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return what was sent of such changes; raises as `read_json`."""
+    sent = msgspec.structs.asdict(await read_json(request, kind))
+    return {name: value for name, value in sent.items() if value is not UNSET}
 
 
 async def read_body(request: web.Request) -> bytes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from agentsvc.base import (
     BodyTooLarge,
@@ -30,41 +30,20 @@ from agentsvc.extension.web import (
     Scope,
     Success,
     Time,
+    changes_of,
     check_extremes,
     decode,
     effect_of,
     path_id,
     read_body,
+    read_changes,
 )
 
-from .model import (
-    Automation,
-    Concurrency,
-    Definition,
-    Description,
-    Dollars,
-    Iterations,
-    Missed,
-    MostFailures,
-    MostMissed,
-    Name,
-    ProfileName,
-    Prompt,
-    Repositories,
-    Retries,
-    RetrySeconds,
-    Run,
-    RunStatus,
-    Source,
-    State,
-    Timeout,
-    Trigger,
-)
+from .model import Automation, Definition, Run, RunStatus, Source, State
 from .service import Automations
 
 PREFIX: Final = "/api/automation/v1"
 MAX_LISTED: Final = 100
-_SWITCHES: Final = ("enabled", "state")
 
 type Listed = Annotated[int, Meta(ge=1, le=MAX_LISTED)]
 type Offset = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -84,66 +63,9 @@ class AutomationOrder(Definition, frozen=True, kw_only=True):
         return self.enabled if self.state is None else self.state is State.ACTIVE
 
 
-class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of an automation; what is not sent stays."""
-
-    name: Name | UnsetType = UNSET
-    """What it is called; left out: unchanged"""
-    description: Description | UnsetType | None = UNSET
-    """What it is for; null: nothing, left out: unchanged"""
-    prompt: Prompt | UnsetType | None = UNSET
-    """What the agent is told; null: nothing, left out: unchanged"""
-    command: Prompt | UnsetType | None = UNSET
-    """What a shell runs in the place of an agent; null: an agent works, left out: unchanged"""
-    trigger: Trigger | UnsetType = UNSET
-    """What starts runs; left out: unchanged. A webhook that is new has no secret until one is made
-    with `rotate-secret`"""
-    repos: Repositories | UnsetType | None = UNSET
-    """Repository to clone, at most one; null: none, left out: unchanged"""
-    pull_request: bool | UnsetType = UNSET
-    """Whether the server opens a draft pull request of what the agent has committed; left out: unchanged"""
-    model: ProfileName | UnsetType | None = UNSET
-    """Name of a saved language model; null: that of the settings, left out: unchanged"""
-    timeout: Timeout | UnsetType | None = UNSET
-    """Seconds an agent may work; null: no limit, left out: unchanged"""
-    max_budget: Dollars | UnsetType | None = UNSET
-    """US dollars after which a run ends; null: as the settings say, left out: unchanged"""
-    max_iterations: Iterations | UnsetType | None = UNSET
-    """Turns of the agent after which a run ends; null: as the settings say, left out: unchanged"""
-    keep_alive: bool | UnsetType | None = UNSET
-    """What becomes of the sandbox: true leaves it, false deletes it, null pauses it; left out:
-    unchanged"""
-    concurrency: Concurrency | UnsetType = UNSET
-    """What becomes of a run that is due while another one goes on; left out: unchanged"""
-    missed: Missed | UnsetType = UNSET
-    """What becomes of due times that passed meanwhile; left out: unchanged"""
-    most_missed: MostMissed | UnsetType = UNSET
-    """How many missed runs are made at most; left out: unchanged"""
-    retries: Retries | UnsetType = UNSET
-    """How often a run that has failed is tried again; left out: unchanged"""
-    retry_seconds: RetrySeconds | UnsetType = UNSET
-    """Seconds until the first further try; left out: unchanged"""
-    max_failures: MostFailures | UnsetType = UNSET
-    """Failed runs in a row until it is disabled; left out: unchanged"""
-    enabled: bool | UnsetType = UNSET
-    """Whether anything but `dispatch` starts runs; false cancels what waits. Left out: unchanged"""
-    state: State | UnsetType | None = UNSET
-    """The same; null or left out: as `enabled` says"""
-
-    @property
-    def is_enabled(self) -> bool | None:
-        """Whether it is to be enabled, None to leave that as it is."""
-        if self.state is not UNSET and self.state is not None:
-            return self.state is State.ACTIVE
-        return None if self.enabled is UNSET else self.enabled
-
-    def changes(self) -> dict[str, Any]:
-        """Return what was sent of the definition."""
-        return {
-            name: value
-            for name, value in msgspec.structs.asdict(self).items()
-            if value is not UNSET and name not in _SWITCHES
-        }
+AutomationUpdate: Final = changes_of(
+    AutomationOrder, "AutomationUpdate", "What to change of an automation; what is not sent stays."
+)
 
 
 class AutomationInfo(Definition, frozen=True, kw_only=True):
@@ -365,15 +287,20 @@ async def get_automation(request: web.Request) -> AutomationInfo:
     return from_automation(found)
 
 
-@ROUTES.add("PATCH", _ONE, errors=(NotFound,), example={"enabled": False})
-async def patch_automation(request: web.Request, body: AutomationUpdate) -> AutomationInfo:
+@ROUTES.add("PATCH", _ONE, body=AutomationUpdate, errors=(NotFound,), example={"enabled": False})
+async def patch_automation(request: web.Request) -> AutomationInfo:
     """Change, enable or disable an automation.
 
-    Only what is sent is changed. A run that goes on is not touched. To enable an automation again
-    clears `disabled_reason`, and makes up for nothing that was due meanwhile.
+    Only what is sent is changed. A run that goes on is not touched. To disable one cancels what waits;
+    to enable it again clears `disabled_reason`, and makes up for nothing that was due meanwhile. A webhook
+    that is new has no secret until one is made with `rotate-secret`.
     """
+    changes = await read_changes(request, AutomationUpdate)
+    is_enabled, state = changes.pop("enabled", None), changes.pop("state", None)
+    if state is not None:
+        is_enabled = state is State.ACTIVE
     changed = await request.app[AUTOMATIONS].update(
-        *_named(request), body.changes(), is_enabled=body.is_enabled
+        *_named(request), changes, is_enabled=is_enabled
     )
     return from_automation(changed)
 

@@ -3,14 +3,12 @@
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded, view_of
-from agentsvc.extension.conversations import Provider, SentRepository
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
@@ -19,59 +17,23 @@ from agentsvc.extension.web import (
     Routes,
     Success,
     Time,
+    changes_of,
     effect_of,
     path_id,
+    read_changes,
 )
 
 from .config import EnvironmentsConfig
-from .model import (
-    Definition,
-    Environment,
-    Image,
-    Name,
-    Script,
-    SecretNames,
-    Status,
-    Variables,
-    Watched,
-)
+from .model import Definition, Environment, Status
 from .preparing import Preparer
 from .service import EnvironmentService
 from .table import MIGRATIONS
 
-
-class EnvironmentUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of an environment, which is prepared anew; what is not sent stays."""
-
-    name: Name | UnsetType = UNSET
-    """What it is called; left out: unchanged"""
-    repository: SentRepository | UnsetType | None = UNSET
-    """Repository it is for; null: none, left out: unchanged"""
-    provider: Provider | UnsetType | None = UNSET
-    """Where the repository is; null: where it is found, left out: unchanged"""
-    sandbox_spec_id: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType | None = UNSET
-    """Sandbox spec it is prepared and used with; null: the default one, left out: unchanged"""
-    image: Image | UnsetType | None = UNSET
-    """Image of the sandboxes; null: the usual one, left out: unchanged"""
-    devcontainer: Watched | UnsetType = UNSET
-    """`auto`, `none` or the path of the repository's `devcontainer.json`; left out: unchanged"""
-    setup_script: Script | UnsetType = UNSET
-    """What bash runs to prepare it; left out: unchanged"""
-    maintenance_script: Script | UnsetType = UNSET
-    """What bash runs at the start of each conversation; left out: unchanged"""
-    watched: Annotated[list[Watched], Meta(max_length=50)] | UnsetType | None = UNSET
-    """Files whose change makes it stale; null: the usual ones, left out: unchanged"""
-    variables: Variables | UnsetType = UNSET
-    """Environment variables of both scripts; left out: unchanged"""
-    secrets: SecretNames | UnsetType = UNSET
-    """Names of stored secrets that the set-up script gets; left out: unchanged"""
-    shared: bool | UnsetType = UNSET
-    """Whether others may name it in their starts; left out: unchanged"""
-
-    def changes(self) -> dict[str, object]:
-        """Return what was sent."""
-        given = msgspec.structs.asdict(self)
-        return {name: value for name, value in given.items() if value is not UNSET}
+EnvironmentUpdate: Final = changes_of(
+    Definition,
+    "EnvironmentUpdate",
+    "What to change of an environment, which is prepared anew; what is not sent stays.",
+)
 
 
 class EnvironmentInfo(Definition, frozen=True, kw_only=True):
@@ -173,18 +135,20 @@ async def get_environment(request: web.Request) -> EnvironmentDetails:
     "PATCH",
     _ONE,
     EnvironmentInfo,
+    body=EnvironmentUpdate,
     effect=effect_of(Environment, to_info),
     errors=(Conflict, NotAllowed, NotFound),
     example={"maintenance_script": "git submodule update"},
 )
-async def patch_environment(request: web.Request, body: EnvironmentUpdate) -> Environment:
+async def patch_environment(request: web.Request) -> Environment:
     """Change an environment, and prepare it anew.
 
     Only what is sent is changed. It is prepared anew; until that is done, conversations begin with
     the files that were prepared before.
     """
+    changes = await read_changes(request, EnvironmentUpdate)
     return await request.app[ENVIRONMENTS].update(
-        *_named(request), body.changes(), is_admin=request[PRINCIPAL].is_admin
+        *_named(request), changes, is_admin=request[PRINCIPAL].is_admin
     )
 
 

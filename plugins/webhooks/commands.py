@@ -23,7 +23,7 @@ from agentsvc.cli.extension import (
 )
 
 from .config import WebhooksConfig
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder, WebhookUpdate
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder
 from .service import Webhooks
 
 _LIST_HINT: Final = "run `agentsvc webhooks list` to see them"
@@ -235,7 +235,7 @@ def _state(subscription: Subscription) -> str:
 
 def _switch(webhook_id: str, where: ConfigOptions, *, is_enabled: bool) -> None:
     async def body(webhooks: Webhooks, _users: KeyRing) -> None:
-        wanted = WebhookUpdate(is_enabled=is_enabled)
+        wanted = {"is_enabled": is_enabled}
         await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, wanted)
 
     _run(where, body)

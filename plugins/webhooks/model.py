@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from agentsvc.base import stated
 from agentsvc.extension.network import WEBHOOK_URL
@@ -54,21 +54,6 @@ class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of things whose changes to tell of; null: all, empty: none"""
     is_enabled: bool = True
     """Whether anything is delivered"""
-
-
-class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of a subscription; what is not sent stays."""
-
-    url: Url | UnsetType = UNSET
-    """http or https URL that deliveries are posted to; left out: unchanged"""
-    description: Description | UnsetType = UNSET
-    """What it is for; left out: unchanged"""
-    event_kinds: Kinds | UnsetType = UNSET
-    """Kinds of events to tell of; null: all kinds, empty: none, left out: unchanged"""
-    changes: Changes | UnsetType = UNSET
-    """Kinds of things whose changes to tell of; null: all, empty: none, left out: unchanged"""
-    is_enabled: bool | UnsetType = UNSET
-    """Whether anything is delivered; true also clears `disabled_reason`. Left out: unchanged"""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,13 +18,15 @@ from agentsvc.extension.web import (
     Routes,
     Success,
     Time,
+    changes_of,
     effect_of,
     path_text,
+    read_changes,
 )
 
 from .config import WebhooksConfig
 from .delivery_worker import DeliveryWorker
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder, WebhookUpdate
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder
 from .sender import Sender
 from .service import Webhooks
 
@@ -35,6 +37,11 @@ DELIVERY_WORKER: Final[web.AppKey[DeliveryWorker]] = web.AppKey("worker")
 
 _ONE: Final = "/{subscription_id}"
 _PAGE: Final = 50
+
+
+WebhookUpdate: Final = changes_of(
+    WebhookOrder, "WebhookUpdate", "What to change of a subscription; what is not sent stays."
+)
 
 
 class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,13 +199,21 @@ async def get_webhook_subscription(request: web.Request) -> WebhookInfo:
     return from_subscription(found)
 
 
-@ROUTES.add("PATCH", _ONE, errors=(NotFound,), example={"description": "build server"})
-async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) -> WebhookInfo:
+@ROUTES.add(
+    "PATCH",
+    _ONE,
+    body=WebhookUpdate,
+    errors=(NotFound,),
+    example={"description": "build server"},
+)
+async def patch_webhook_subscription(request: web.Request) -> WebhookInfo:
     """Change a webhook subscription.
 
-    Only what is sent is changed. What is waiting is delivered as the subscription says then.
+    Only what is sent is changed. What is waiting is delivered as the subscription says then. `is_enabled`
+    clears `disabled_reason`, too.
     """
-    changed = await request.app[WEBHOOKS].update(*_named(request), body)
+    changes = await read_changes(request, WebhookUpdate)
+    changed = await request.app[WEBHOOKS].update(*_named(request), changes)
     request.app[DELIVERY_WORKER].wake()
     return from_subscription(changed)
 

@@ -1,17 +1,17 @@
 """Subscriptions and their deliveries, as their owner sees them."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET
 
 from agentsvc.base import Conflict, NotFound, Secret, values
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
 from .config import WebhooksConfig
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder, WebhookUpdate
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder
 from .signing import new_secret
 from .table import DeliveryTable, SubscriptionTable
 from .targets import check_url
@@ -40,7 +40,7 @@ class Webhooks:
             user_id=user_id,
             created_at=now,
             updated_at=now,
-            **_sent_fields(order),
+            **_to_stored(msgspec.structs.asdict(order)),
         )
         check_url(made.url, allows_private=self._allows_private)
         sealed = self._vault.seal(secret.reveal().encode(), context_of(made.id))
@@ -55,7 +55,7 @@ class Webhooks:
         return made, secret
 
     async def update(
-        self, user_id: str, subscription_id: str, wanted: WebhookUpdate
+        self, user_id: str, subscription_id: str, wanted: Mapping[str, Any]
     ) -> Subscription:
         """Change what was sent; raises NotFound or InvalidRequest.
 
@@ -170,8 +170,8 @@ class Webhooks:
 
         return await self._db.write(body)
 
-    def _changed(self, subscription: Subscription, wanted: WebhookUpdate) -> Subscription:
-        given = _sent_fields(wanted)
+    def _changed(self, subscription: Subscription, wanted: Mapping[str, Any]) -> Subscription:
+        given = _to_stored(wanted)
         changed = msgspec.structs.replace(subscription, **given, updated_at=values.now())
         if changed.is_enabled:
             changed = msgspec.structs.replace(changed, disabled_reason="")
@@ -182,10 +182,9 @@ class Webhooks:
         return changed
 
 
-def _sent_fields(wanted: WebhookOrder | WebhookUpdate) -> dict[str, Any]:
+def _to_stored(sent: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was sent, as it is stored."""
-    sent = msgspec.structs.asdict(wanted)
-    given = {name: value for name, value in sent.items() if value is not UNSET}
+    given = dict(sent)
     if "changes" in given:
         wants_all = given["changes"] is None
         given["changes"] = tuple(dict.fromkeys(ChangeKind if wants_all else given["changes"]))

@@ -32,6 +32,7 @@ from agentsvc.http import StoredEvent as StoredEvent
 from agentsvc.http import Success as Success
 from agentsvc.http import Time as Time
 from agentsvc.http import address_of as address_of
+from agentsvc.http import changes_of as changes_of
 from agentsvc.http import check_extremes as check_extremes
 from agentsvc.http import check_scope as check_scope
 from agentsvc.http import client_of as client_of
@@ -47,6 +48,7 @@ from agentsvc.http import raw_array as raw_array
 from agentsvc.http import raw_json_response as raw_json_response
 from agentsvc.http import raw_page as raw_page
 from agentsvc.http import read_body as read_body
+from agentsvc.http import read_changes as read_changes
 from agentsvc.http import read_json as read_json
 from agentsvc.http import read_query as read_query
 from agentsvc.http import route_of as route_of
