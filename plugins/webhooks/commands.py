@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import click
@@ -23,10 +24,9 @@ from agentsvc.cli.extension import (
 )
 
 from .config import WebhooksConfig
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder
+from .model import ChangeKind, DeliveryState, Subscription, WebhookOrder
 from .service import Webhooks
 
-_LIST_HINT: Final = "run `agentsvc webhooks list` to see them"
 _CHANGES: Final = click.Choice([change.value for change in ChangeKind])
 _STATES: Final = click.Choice([state.value for state in DeliveryState])
 
@@ -130,13 +130,9 @@ def rotate(webhook_id: str, output: str | None, where: ConfigOptions) -> None:
     The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
     take the new one.
     """
-
-    async def body(webhooks: Webhooks, _users: KeyRing) -> tuple[Subscription, Secret]:
-        return await webhooks.rotate(await _owner(webhooks, webhook_id), webhook_id)
-
     directory = where.data_directory().path
     with secret_output(output, directory, "webhook-secret") as shown:
-        changed, secret = _run(where, body)
+        changed, secret = _of_one(webhook_id, where, Webhooks.rotate)
         until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
         what = f"webhook {webhook_id}, the former secret signs as well until {until}; the new one"
         shown.tell(what, secret.reveal())
@@ -147,11 +143,7 @@ def rotate(webhook_id: str, output: str | None, where: ConfigOptions) -> None:
 @where_options
 def remove(webhook_id: str, where: ConfigOptions) -> None:
     """Delete the webhook with an ID of `agentsvc webhooks list`, and its deliveries."""
-
-    async def body(webhooks: Webhooks, _users: KeyRing) -> None:
-        await webhooks.remove(await _owner(webhooks, webhook_id), webhook_id)
-
-    _run(where, body)
+    _of_one(webhook_id, where, Webhooks.remove)
     click.echo(f"webhook {webhook_id} is removed", err=True)
 
 
@@ -165,17 +157,9 @@ def deliveries(
     webhook_id: str, state: str | None, limit: int, *, as_json: bool, where: ConfigOptions
 ) -> None:
     """List the newest deliveries of the webhook with this ID."""
-
-    async def body(webhooks: Webhooks, _users: KeyRing) -> list[Delivery]:
-        found, _ = await webhooks.deliveries(
-            await _owner(webhooks, webhook_id),
-            webhook_id,
-            state=DeliveryState(state) if state else None,
-            page_id=None,
-            limit=limit,
-        )
-        return found
-
+    wanted = DeliveryState(state) if state else None
+    search = partial(Webhooks.deliveries, state=wanted, page_id=None, limit=limit)
+    found, _ = _of_one(webhook_id, where, search)
     rows = [
         (
             one.id,
@@ -187,7 +171,7 @@ def deliveries(
             str(one.attempts),
             one.reason,
         )
-        for one in _run(where, body)
+        for one in found
     ]
     head = ("ID", "CREATED (UTC)", "TYPE", "ABOUT", "EVENT", "STATE", "TRIES", "REASON")
     print_table(head, rows, as_json=as_json)
@@ -202,15 +186,11 @@ def replay(webhook_id: str, delivery_id: str | None, failed: bool, where: Config
     """Make a delivery of the webhook with this ID again, or all that were given up."""
     if failed == bool(delivery_id):
         raise click.UsageError("name a delivery, or all that were given up with --failed")
-
-    async def body(webhooks: Webhooks, _users: KeyRing) -> int:
-        owner = await _owner(webhooks, webhook_id)
-        if delivery_id is None:
-            return await webhooks.replay_failed(owner, webhook_id)
-        await webhooks.replay(owner, webhook_id, delivery_id)
-        return 1
-
-    count = _run(where, body)
+    count = 1
+    if delivery_id is None:
+        count = _of_one(webhook_id, where, Webhooks.replay_failed)
+    else:
+        _of_one(webhook_id, where, partial(Webhooks.replay, delivery_id=delivery_id))
     click.echo(f"deliveries that are made again: {count}", err=True)
 
 
@@ -234,19 +214,24 @@ def _state(subscription: Subscription) -> str:
 
 
 def _switch(webhook_id: str, where: ConfigOptions, *, is_enabled: bool) -> None:
-    async def body(webhooks: Webhooks, _users: KeyRing) -> None:
-        wanted = {"is_enabled": is_enabled}
-        await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, wanted)
-
-    _run(where, body)
+    _of_one(webhook_id, where, partial(Webhooks.update, wanted={"is_enabled": is_enabled}))
     click.echo(f"webhook {webhook_id} is {'enabled' if is_enabled else 'disabled'}", err=True)
 
 
-async def _owner(webhooks: Webhooks, webhook_id: str) -> str:
-    found = await webhooks.find(webhook_id)
-    if found is None:
-        raise CommandFailed(f"there is no webhook {webhook_id}", _LIST_HINT)
-    return found.user_id
+def _of_one[T](
+    webhook_id: str, where: ConfigOptions, do: Callable[[Webhooks, str, str], Awaitable[T]]
+) -> T:
+    """Do something with a webhook in the name of its owner."""
+
+    async def body(webhooks: Webhooks, _users: KeyRing) -> T:
+        found = await webhooks.find(webhook_id)
+        if found is None:
+            raise CommandFailed(
+                f"there is no webhook {webhook_id}", "run `agentsvc webhooks list` to see them"
+            )
+        return await do(webhooks, found.user_id, webhook_id)
+
+    return _run(where, body)
 
 
 def _run[T](where: ConfigOptions, body: Callable[[Webhooks, KeyRing], Awaitable[T]]) -> T:

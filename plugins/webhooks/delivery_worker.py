@@ -144,27 +144,29 @@ class DeliveryWorker:
     async def _honor_response(self, sent_to: Subscription, outcome: DeliveryResult) -> None:
         """Leave a receiver alone that asks for it, for some time or for good."""
         now = values.now()
+        change = partial(SubscriptionTable.change, sent_to=sent_to)
         if outcome.is_gone:
             reason = "the receiver answered 410 Gone"
-            if await self._db.write(lambda tx: SubscriptionTable.disable(tx, sent_to, reason, now)):
+            gone = {"is_enabled": False, "disabled_reason": reason, "updated_at": now}
+            if await self._db.write(partial(change, **gone)):
                 extra = {"subscription_id": sent_to.id, "reason": reason}
                 log.warning("webhook disabled, its receiver answered 410 Gone", extra=extra)
         elif outcome.wait_seconds > 0:
             longest = self._config.longest_retry_seconds
             until = now + timedelta(seconds=min(outcome.wait_seconds, longest))
-            await self._db.write(lambda tx: SubscriptionTable.delay(tx, sent_to, until))
+            await self._db.write(partial(change, quiet_until=until))
 
     async def _store_result(self, tried: Delivery, *, ends_lane: bool) -> None:
         """Store how a try ended; one that is given up may end all of its lane that is as old."""
         cutoff = values.now() - timedelta(seconds=self._config.give_up_seconds)
 
         async def body(tx: Transaction) -> int:
-            count = await DeliveryTable.store_result(tx, tried)
-            if not count or tried.state is not DeliveryState.FAILED:
+            is_stored = await DeliveryTable.store_result(tx, tried)
+            if not is_stored or tried.state is not DeliveryState.FAILED:
                 return 0
             if not ends_lane:
-                return count
-            return count + await DeliveryTable.give_up(tx, tried, cutoff, values.now())
+                return 1
+            return 1 + await DeliveryTable.give_up(tx, tried, cutoff, values.now())
 
         if given_up := await self._db.write(body):
             log.warning(

@@ -13,7 +13,7 @@ from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_e
 from .config import WebhooksConfig
 from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder
 from .signing import new_secret
-from .table import DeliveryTable, SubscriptionTable
+from .table import GIVEN_UP, OF_ID, PUT_OFF, DeliveryTable, SubscriptionTable
 from .targets import check_url
 
 MAX_SUBSCRIPTIONS: Final = 50
@@ -69,7 +69,7 @@ class Webhooks:
             changed = self._changed(before, wanted)
             await SubscriptionTable.update(tx, changed)
             if changed.url != before.url or changed.is_enabled > before.is_enabled:
-                await DeliveryTable.hasten(tx, subscription_id, changed.updated_at)
+                await DeliveryTable.replay(tx, subscription_id, PUT_OFF, changed.updated_at)
             return changed
 
         return await self._db.write(body)
@@ -83,13 +83,14 @@ class Webhooks:
         sealed = self._vault.seal(secret.reveal().encode(), context_of(subscription_id))
 
         async def body(tx: Transaction) -> tuple[Subscription, Secret]:
-            _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
-            now = values.now()
+            found, now = await SubscriptionTable.find(tx, subscription_id), values.now()
             until = now + timedelta(seconds=self._overlap_seconds)
-            await SubscriptionTable.rotate(tx, subscription_id, sealed, now, until)
-            made = _owned(await SubscriptionTable.find(tx, subscription_id), user_id), secret
-            await note_effect(tx, made)
-            return made
+            changed = msgspec.structs.replace(
+                _owned(found, user_id), former_until=until, updated_at=now
+            )
+            await SubscriptionTable.rotate(tx, changed, sealed)
+            await note_effect(tx, (changed, secret))
+            return changed, secret
 
         return await self._db.write(body)
 
@@ -150,7 +151,7 @@ class Webhooks:
         await self.get(user_id, subscription_id)
 
         async def body(tx: Transaction) -> Delivery:
-            await DeliveryTable.replay(tx, subscription_id, delivery_id, values.now())
+            await DeliveryTable.replay(tx, subscription_id, OF_ID, values.now(), one=delivery_id)
             found = await DeliveryTable.find_of(tx, subscription_id, delivery_id)
             if found is None:
                 raise NotFound("no such delivery")
@@ -164,7 +165,7 @@ class Webhooks:
         await self.get(user_id, subscription_id)
 
         async def body(tx: Transaction) -> int:
-            count = await DeliveryTable.replay(tx, subscription_id, None, values.now())
+            count = await DeliveryTable.replay(tx, subscription_id, GIVEN_UP, values.now())
             await note_effect(tx, count)
             return count
 

@@ -1,36 +1,35 @@
 """The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from agentsvc.base import to_stored
-from agentsvc.extension.storage import Queryable, Records, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Records, Transaction, record_of
 
 from .model import Delivery, DeliveryState, Subscription
 
 _BATCH: Final = 1000
+PUT_OFF: Final = "state = 'pending' AND due_at > :now"
+GIVEN_UP: Final = "state = 'failed'"
+OF_ID: Final = "id = :id"
+"""Which deliveries are made due."""
 
 
 class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
     """The SQL of subscriptions."""
 
-    @staticmethod
-    async def rotate(
-        tx: Transaction, subscription_id: str, sealed: bytes, now: datetime, until: datetime
-    ) -> int:
-        """Store a new secret; the one before it signs as well until a moment."""
+    @classmethod
+    async def rotate(cls, tx: Transaction, changed: Subscription, sealed: bytes) -> None:
+        """Store a new secret; the one before it signs as well until `former_until`."""
+        await cls.update(tx, changed)
         sql = """
             UPDATE webhook_subscriptions
-            SET former_sealed = sealed, former_until = :until, sealed = :sealed, updated_at = :now
+            SET former_sealed = sealed, sealed = :sealed
             WHERE id = :id
         """
-        params = {
-            "id": subscription_id,
-            "sealed": sealed,
-            "now": to_stored(now),
-            "until": to_stored(until),
-        }
-        return await tx.run(sql, params)
+        await tx.run(sql, {"id": changed.id, "sealed": sealed})
 
     @staticmethod
     async def drop_former(tx: Transaction, now: datetime) -> int:
@@ -42,30 +41,13 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
         """
         return await tx.run(sql, {"now": to_stored(now)})
 
-    @staticmethod
-    async def disable(
-        tx: Transaction, subscription: Subscription, reason: str, now: datetime
-    ) -> int:
-        """Disable a subscription unless it has another receiver by now."""
-        sql = """
-            UPDATE webhook_subscriptions
-            SET is_enabled = 0, disabled_reason = :reason, updated_at = :now
-            WHERE id = :id
-              AND url = :url
-              AND is_enabled
-        """
-        return await tx.run(sql, row_of(subscription, reason=reason, now=now))
-
-    @staticmethod
-    async def delay(tx: Transaction, subscription: Subscription, until: datetime) -> int:
-        """Send nothing before a moment, unless there is another receiver by now."""
-        sql = """
-            UPDATE webhook_subscriptions
-            SET quiet_until = :until
-            WHERE id = :id
-              AND url = :url
-        """
-        return await tx.run(sql, row_of(subscription, until=until))
+    @classmethod
+    async def change(cls, tx: Transaction, sent_to: Subscription, **changes: Any) -> bool:
+        """Change a subscription, unless it is disabled or has another receiver by now."""
+        found = await cls.find(tx, sent_to.id)
+        if found is None or found.url != sent_to.url or not found.is_enabled:
+            return False
+        return await cls.update(tx, msgspec.structs.replace(found, **changes))
 
     @staticmethod
     async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
@@ -102,19 +84,11 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
         rows = await source.all(_HEADS, params)
         return [record_of(row, Delivery) for row in rows]
 
-    @staticmethod
-    async def store_result(tx: Transaction, delivery: Delivery) -> int:
+    @classmethod
+    async def store_result(cls, tx: Transaction, delivery: Delivery) -> bool:
         """Store how a try ended, unless the delivery is gone or settled, or asked for again since."""
-        sql = """
-            UPDATE webhook_deliveries
-            SET state = :state, attempts = :attempts, status = :status, reason = :reason,
-                due_at = :due_at, settled_at = :settled_at
-            WHERE number = :number
-              AND id = :id
-              AND state = 'pending'
-              AND begun_at = :begun_at
-        """
-        return await tx.run(sql, row_of(delivery))
+        where = "AND state = 'pending' AND begun_at = :begun_at"
+        return await cls.update(tx, delivery, where, but="number")
 
     @staticmethod
     async def give_up(tx: Transaction, failed: Delivery, cutoff: datetime, now: datetime) -> int:
@@ -137,28 +111,17 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
         return await tx.run(sql, params)
 
     @staticmethod
-    async def hasten(tx: Transaction, subscription_id: str, now: datetime) -> None:
-        """Make what was put off due, as if it were not tried yet."""
-        sql = """
-            UPDATE webhook_deliveries
-            SET attempts = 0, reason = '', status = NULL, begun_at = :now, due_at = :now
-            WHERE subscription_id = :subscription_id AND state = 'pending' AND due_at > :now
-        """
-        await tx.run(sql, {"subscription_id": subscription_id, "now": to_stored(now)})
-
-    @staticmethod
     async def replay(
-        tx: Transaction, subscription_id: str, delivery_id: str | None, now: datetime
+        tx: Transaction, subscription_id: str, which: str, now: datetime, *, one: str | None = None
     ) -> int:
-        """Make one delivery, or all that were given up, due again; return how many."""
+        """Make deliveries due, as if they were not tried yet; return how many."""
         sql = """
             UPDATE webhook_deliveries
             SET state = 'pending', attempts = 0, reason = '', status = NULL, begun_at = :now,
                 due_at = :now, settled_at = NULL
-            WHERE subscription_id = :subscription_id
+            WHERE subscription_id = :subscription_id AND
         """
-        which = "AND state = 'failed'" if delivery_id is None else "AND id = :id"
-        params = {"subscription_id": subscription_id, "id": delivery_id, "now": to_stored(now)}
+        params = {"subscription_id": subscription_id, "id": one, "now": to_stored(now)}
         return await tx.run(f"{sql} {which}", params)
 
     @classmethod
