@@ -1,8 +1,12 @@
 """Tells from a conversation whether its agent has finished its task."""
 
+from collections.abc import Iterable
 from typing import Final
 
-from agentsvc.conversations import ConversationView
+import msgspec
+
+from agentsvc.base import decode_or_none
+from agentsvc.conversations import ConversationView, StoredEvent
 from agentsvc.domain import ExecutionStatus
 from agentsvc.sandboxes import SandboxStatus
 
@@ -41,3 +45,34 @@ def cost_of(view: ConversationView) -> float | None:
     """Return what a conversation has cost in US dollars, None where nobody has said so."""
     metrics = view.conversation.metrics
     return metrics.accumulated_cost if metrics else None
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: list[_Part] = []
+
+
+class _Action(msgspec.Struct):
+    kind: str = ""
+    message: str = ""
+
+
+class _Event(msgspec.Struct):
+    action: _Action | None = None
+    llm_message: _Message = _Message()
+
+
+def last_words(events: Iterable[StoredEvent]) -> str | None:
+    """Return what an agent has said last, of events that begin with the newest; None if it has not."""
+    for stored in events:
+        event = decode_or_none(stored.body, _Event)
+        if event is None:
+            continue
+        if event.action is not None and event.action.kind == "FinishAction":
+            return event.action.message
+        if stored.kind == "MessageEvent" and stored.source == "agent":
+            return "\n".join(part.text for part in event.llm_message.content)
+    return None

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from agentsvc.extension.reading import member, texts
+
 type Json = dict[str, Any]
 
 _KINDS: Final = {
@@ -21,16 +23,16 @@ def updates_of(event: Json) -> Iterator[Json]:
         case "MessageEvent":
             who = "user" if event.get("source") == "user" else "agent"
             yield from chunk(
-                f"{who}_message_chunk", _texts(_member(event, "llm_message").get("content"))
+                f"{who}_message_chunk", texts(member(event, "llm_message").get("content"))
             )
         case "ActionEvent":
             yield from chunk("agent_thought_chunk", str(event.get("reasoning_content") or ""))
-            yield from chunk("agent_message_chunk", _texts(event.get("thought")))
+            yield from chunk("agent_message_chunk", texts(event.get("thought")))
             yield from _of_action(event)
         case "ObservationEvent" if event.get("tool_name") not in ("finish", "think"):
-            result = _member(event, "observation")
+            result = member(event, "observation")
             status = "failed" if result.get("is_error") else "completed"
-            yield _ended(event, status, _texts(result.get("content")))
+            yield _ended(event, status, texts(result.get("content")))
         case "AgentErrorEvent" | "UserRejectObservation":
             text = event.get("error") or event.get("rejection_reason") or ""
             yield _ended(event, "failed", str(text))
@@ -50,7 +52,7 @@ def chunk(kind: str, text: str) -> Iterator[Json]:
 
 def tool_call_of(event: Json) -> Json:
     """Return an action as an editor shows it."""
-    action, tool = _member(event, "action"), str(event.get("tool_name") or "tool")
+    action, tool = member(event, "action"), str(event.get("tool_name") or "tool")
     path = action.get("path")
     kind = (
         "read"
@@ -89,7 +91,7 @@ def to_content(prompt: Any) -> list[Json]:
 
 
 def _of_action(event: Json) -> Iterator[Json]:
-    action = _member(event, "action")
+    action = member(event, "action")
     match action.get("kind"):
         case "FinishAction":
             yield from chunk("agent_message_chunk", str(action.get("message") or ""))
@@ -107,16 +109,6 @@ def _ended(event: Json, status: str, text: str) -> Json:
         "status": status,
         "content": content if text else [],
     }
-
-
-def _member(event: Json, name: str) -> Json:
-    found = event.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _texts(parts: Any) -> str:
-    found = parts if isinstance(parts, list) else []
-    return "\n".join(str(part.get("text") or "") for part in found if isinstance(part, dict))
 
 
 def _text(text: str) -> Json:

@@ -1,19 +1,18 @@
 """Sees how the conversations of runs go on, and ends the runs with them."""
 
 import asyncio
-import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, monotonic, now, wait_within
+from agentsvc.base import AgentsvcError, decode_or_none, monotonic, now, wait_within
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, EventQuery
-from agentsvc.extension.endings import AT_WORK, cost_of
+from agentsvc.extension.endings import AT_WORK, cost_of, last_words
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject, Target
 
 from .clock import ClockWatch
@@ -37,30 +36,9 @@ _STOP_TIME: Final = timedelta(seconds=30)
 """How long an agent may take to say that it was stopped."""
 
 
-class _Part(msgspec.Struct):
-    text: str = ""
-
-
-class _Message(msgspec.Struct):
-    content: list[_Part] = []
-
-
-class _Action(msgspec.Struct):
-    message: str = ""
-
-
-class _Event(msgspec.Struct):
-    """What is read of an event."""
-
-    kind: str
-    source: str = ""
-    tool_name: str | None = None
-    action: _Action | None = None
-    llm_message: _Message | None = None
+class _Error(msgspec.Struct):
     detail: str = ""
 
-
-_event = msgspec.json.Decoder(_Event)
 
 _ERROR: Final = "ConversationErrorEvent"
 _NEWEST: Final = EventQuery(
@@ -197,22 +175,13 @@ class Follower:
 
     async def _with_details(self, conversation_id: str, run_end: RunEnd) -> RunEnd:
         """Return an end with what the agent has said last, or what went wrong."""
-        events = await self._latest(conversation_id)
+        events, _ = await self._events.search(conversation_id, _NEWEST, page_id=None, limit=_LAST)
         if run_end.status is RunStatus.COMPLETED:
-            return msgspec.structs.replace(run_end, result=_last_words(events))
+            return msgspec.structs.replace(run_end, result=last_words(events) or "")
         for event in events:
-            if event.kind == _ERROR:
-                return msgspec.structs.replace(run_end, detail=f"{run_end.detail}: {event.detail}")
+            if event.kind == _ERROR and (error := decode_or_none(event.body, _Error)):
+                return msgspec.structs.replace(run_end, detail=f"{run_end.detail}: {error.detail}")
         return run_end
-
-    async def _latest(self, conversation_id: str) -> list[_Event]:
-        found, _ = await self._events.search(conversation_id, _NEWEST, page_id=None, limit=_LAST)
-        decoded = []
-        for event in found:
-            # It is the agent server that has said it.
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-                decoded.append(_event.decode(event.body))
-        return decoded
 
     async def _end(self, run: Run, run_end: RunEnd, _view: ConversationView | None = None) -> None:
         await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))
@@ -259,13 +228,3 @@ class Follower:
             log.warning("sandbox of a run not paused or deleted", extra=extra)
             return not exc.may_pass
         return True
-
-
-def _last_words(events: Iterable[_Event]) -> str:
-    """Return what an agent has said last, of events that begin with the newest."""
-    for event in events:
-        if event.tool_name == "finish" and event.action is not None:
-            return event.action.message
-        if event.source == "agent" and event.llm_message is not None:
-            return "\n".join(part.text for part in event.llm_message.content)
-    return ""

@@ -13,6 +13,7 @@ import msgspec
 
 from agentsvc.base import now, parse_time, to_stored
 from agentsvc.extension.history import IMPORTED_KEY
+from agentsvc.extension.reading import member
 
 from .model import Unreadable
 from .records import id_within, is_storable
@@ -136,9 +137,8 @@ class Converter:
             self._time = to_stored(now()).removesuffix("Z")
 
     def _twin(self, number: int, event: Fields) -> Twin:
-        args = event.get("args")
         if isinstance(event.get("action"), str):
-            return self._action(number, event, args if isinstance(args, dict) else {})
+            return self._action(number, event, member(event, "args"))
         return self._observation(number, event)
 
     # What somebody does
@@ -211,9 +211,9 @@ class Converter:
     def _observation(self, number: int, event: Fields) -> Twin:
         name = string_of(event, "observation")
         content = string_of(event, "content")
-        extras = event.get("extras")
+        extras = member(event, "extras")
         if name == "agent_state_changed":
-            return _state(extras if isinstance(extras, dict) else {})
+            return _state(extras)
         cause = event.get("cause")
         asked = self._asked.get(cause) if isinstance(cause, int) else None
         if asked is None:
@@ -225,9 +225,7 @@ class Converter:
         answer["action_id"] = asked.event_id
         if name == "user_rejected":
             return {**answer, "rejection_reason": content, "kind": "UserRejectObservation"}
-        built = observation_of(
-            asked.use, content, extras if isinstance(extras, dict) else {}, event
-        )
+        built = observation_of(asked.use, content, extras, event)
         return {**answer, "observation": built, "kind": "ObservationEvent"}
 
 
@@ -285,8 +283,7 @@ def _unasked(name: str, content: str) -> Twin:
 
 
 def _call_id(event: Fields) -> str:
-    metadata = event.get("tool_call_metadata")
-    text = string_of(metadata, "tool_call_id") if isinstance(metadata, dict) else ""
+    text = string_of(member(event, "tool_call_metadata"), "tool_call_id")
     return text if text.isprintable() and len(text) <= 200 else ""  # noqa: PLR2004
 
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.extension.reading import member
+
 type Fields = Mapping[str, Any]
 
 ANSWERED: Final = frozenset(
@@ -40,21 +42,20 @@ def use_of(name: str, args: Fields) -> ToolCall | None:
 
 def observation_of(use: ToolCall, content: str, extras: Fields, event: Fields) -> dict[str, Any]:
     """Return what came of a use."""
-    base: dict[str, Any] = {"content": [text_part(content)], "is_error": False}
-    match use.action["kind"]:
+    kind = use.action["kind"]
+    match kind:
         case "TerminalAction":
-            return base | _ran(use, extras, event)
+            more = _ran(use, extras, event)
         case "FileEditorAction":
-            return base | _edited(use, extras)
-        case "ThinkAction":
-            return base | {"kind": "ThinkObservation"}
-        case "FinishAction":
-            return base | {"kind": "FinishObservation"}
+            more = _edited(use, extras)
         case "TaskTrackerAction":
-            told = {name: use.action[name] for name in ("command", "task_list")}
-            return base | told | {"kind": "TaskTrackerObservation"}
+            more = {name: use.action[name] for name in ("command", "task_list")}
+        case "MCPToolAction":
+            more = {"tool_name": use.tool}
         case _:
-            return base | {"tool_name": use.tool, "kind": "MCPToolObservation"}
+            more = {}
+    named = {"kind": kind.replace("Action", "Observation")}
+    return {"content": [text_part(content)], "is_error": False, **more, **named}
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -144,9 +145,8 @@ def _task(task: Fields) -> dict[str, str]:
 
 
 def _call(args: Fields) -> ToolCall:
-    arguments = args.get("arguments")
-    data = arguments if isinstance(arguments, dict) else {}
-    return ToolCall(tool=_tool_name(args), action={"data": data, "kind": "MCPToolAction"})
+    action = {"data": member(args, "arguments"), "kind": "MCPToolAction"}
+    return ToolCall(tool=_tool_name(args), action=action)
 
 
 def _tool_name(args: Fields) -> str:
@@ -162,15 +162,12 @@ def _other(name: str, args: Fields) -> ToolCall:
 
 
 def _ran(use: ToolCall, extras: Fields, event: Fields) -> dict[str, Any]:
-    given = extras.get("metadata")
-    metadata = given if isinstance(given, dict) else {}
-    code = metadata.get("exit_code")
+    code = member(extras, "metadata").get("exit_code")
     return {
         "command": string_of(extras, "command") or use.action["command"],
         "exit_code": code if type(code) is int else None,
         "timeout": False,
         "is_error": event.get("success") is False and type(code) is not int,
-        "kind": "TerminalObservation",
     }
 
 
@@ -181,7 +178,6 @@ def _edited(use: ToolCall, extras: Fields) -> dict[str, Any]:
         "path": string_of(extras, "path") or use.action["path"] or None,
         "prev_exist": extras.get("prev_exist") is not False,
         **{name: text if isinstance(text, str) else None for name, text in texts.items()},
-        "kind": "FileEditorObservation",
     }
 
 

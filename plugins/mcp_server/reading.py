@@ -7,11 +7,12 @@ from typing import Any, Final
 from agentsvc.base import to_stored
 from agentsvc.extension.agents import ExecutionStatus, StoredEvent
 from agentsvc.extension.history import ConversationView
+from agentsvc.extension.reading import member, texts
 
 LONGEST_TEXT: Final = 8000
 """Letters of one event; the rest is in the resource."""
 
-_LONGEST_EVENT: Final = 2 * 1024 * 1024
+LONGEST_EVENT: Final = 2 * 1024 * 1024
 """Bytes of one event; nothing is said of what is in a longer one, which takes long to read."""
 
 SUMMARIZED_KINDS: Final = (
@@ -76,25 +77,13 @@ def summaries(events: Iterable[StoredEvent]) -> Iterator[dict[str, Any]]:
                 "source": event.source,
                 "at": event.timestamp,
                 "text": text[:LONGEST_TEXT],
-                "is_cut": len(text) > LONGEST_TEXT or len(event.body) > _LONGEST_EVENT,
+                "is_cut": len(text) > LONGEST_TEXT or len(event.body) > LONGEST_EVENT,
             }
-
-
-def final_answer(events: Iterable[StoredEvent]) -> str | None:
-    """Return what an agent said last, of events that begin with the newest."""
-    for stored in events:
-        event = read_event(stored)
-        action = _member(event, "action")
-        if action.get("kind") == "FinishAction":
-            return str(action.get("message", ""))
-        if stored.kind == "MessageEvent" and stored.source == "agent":
-            return text_of(event)
-    return None
 
 
 def read_event(stored: StoredEvent) -> dict[str, Any]:
     """Return an event as JSON; one that is none in Python, or too long, has no members."""
-    if len(stored.body) > _LONGEST_EVENT:
+    if len(stored.body) > LONGEST_EVENT:
         return {}
     try:
         found = json.loads(stored.body)
@@ -107,30 +96,18 @@ def text_of(event: dict[str, Any]) -> str:
     """Return what an event says."""
     match event.get("kind"):
         case "MessageEvent":
-            return _texts(_member(event, "llm_message").get("content"))
+            return texts(member(event, "llm_message").get("content"))
         case "ActionEvent":
-            said = _texts(event.get("thought")) or str(event.get("summary") or "")
+            said = texts(event.get("thought")) or str(event.get("summary") or "")
             return f"{said}\n{event.get('tool_name')}: {_json(event.get('action'))}".strip()
         case "ObservationEvent":
-            result = _member(event, "observation")
-            return _texts(result.get("content")) or _json(result)
+            result = member(event, "observation")
+            return texts(result.get("content")) or _json(result)
         case _:
             names = ("title", "error", "detail", "rejection_reason", "content", "raw_output")
             return "\n".join(
-                _texts(event[name]) or _json(event[name]) for name in names if event.get(name)
+                texts(event[name]) or _json(event[name]) for name in names if event.get(name)
             )
-
-
-def _member(event: dict[str, Any], name: str) -> dict[str, Any]:
-    found = event.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _texts(parts: Any) -> str:
-    if isinstance(parts, str):
-        return parts
-    found = parts if isinstance(parts, list) else []
-    return "\n".join(str(part.get("text") or "") for part in found if isinstance(part, dict))
 
 
 def _json(value: Any) -> str:

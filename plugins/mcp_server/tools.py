@@ -18,16 +18,18 @@ from agentsvc.extension.agents import (
     StartOrder,
 )
 from agentsvc.extension.conversations import text_message
+from agentsvc.extension.endings import last_words
 from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.web import Scope, check_scope
 
-from .reading import SUMMARIZED_KINDS, about, final_answer, is_over, summaries
+from .reading import LONGEST_EVENT, SUMMARIZED_KINDS, about, is_over, summaries
 
 _WAIT_SECONDS: Final = 50
 _LAST_EVENTS: Final = 20
 _READ_BYTES: Final = 4 * 1024 * 1024
 
+type Json = dict[str, Any]
 type ConversationId = Annotated[UUID, Meta(description="Id of the conversation")]
 type Short = Annotated[str, Meta(max_length=1024)]
 type Said = Annotated[str, Meta(min_length=1, max_length=200_000, pattern=r"\S")]
@@ -116,9 +118,7 @@ async def get_view(server: Server, caller: Principal, conversation_id: str) -> C
     return await server.conversations.get(caller.user_id, conversation_id, include_starting=True)
 
 
-async def start_conversation(
-    server: Server, caller: Principal, given: StartArguments
-) -> dict[str, Any]:
+async def start_conversation(server: Server, caller: Principal, given: StartArguments) -> Json:
     """Start an agent on a task, in a sandbox of its own; it works in the background."""
     order = StartOrder(
         conversation_id=given.conversation_id.hex if given.conversation_id else None,
@@ -132,9 +132,7 @@ async def start_conversation(
     return {"conversation_id": task.conversation_id, "start_status": task.status}
 
 
-async def list_conversations(
-    server: Server, caller: Principal, given: ListArguments
-) -> dict[str, Any]:
+async def list_conversations(server: Server, caller: Principal, given: ListArguments) -> Json:
     """List conversations, the newest first, with what their agents do."""
     query = ConversationQuery(title_contains=given.title_contains, include_starting=True)
     views, next_page_id = await server.conversations.search(
@@ -143,9 +141,7 @@ async def list_conversations(
     return {"conversations": [about(view) for view in views], "next_page_id": next_page_id}
 
 
-async def read_conversation(
-    server: Server, caller: Principal, given: ReadArguments
-) -> dict[str, Any]:
+async def read_conversation(server: Server, caller: Principal, given: ReadArguments) -> Json:
     """Read what was said and done in a conversation, event by event, in order."""
     view = await get_view(server, caller, given.conversation_id.hex)
     events = await server.events.read_stretch(
@@ -162,7 +158,7 @@ async def read_conversation(
     }
 
 
-async def send_message(server: Server, caller: Principal, given: SendArguments) -> dict[str, Any]:
+async def send_message(server: Server, caller: Principal, given: SendArguments) -> Json:
     """Tell the agent something; it takes it as soon as it can, and works on. Wakes a paused sandbox."""
     view = await get_view(server, caller, given.conversation_id.hex)
     if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
@@ -175,16 +171,14 @@ async def send_message(server: Server, caller: Principal, given: SendArguments) 
 
 async def stop_conversation(
     server: Server, caller: Principal, given: ConversationArguments
-) -> dict[str, Any]:
+) -> Json:
     """Stop the agent now, in the middle of a step; a message lets it go on."""
     conversation_id = given.conversation_id.hex
     await server.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
     return about(await get_view(server, caller, conversation_id))
 
 
-async def answer_confirmation(
-    server: Server, caller: Principal, given: AnswerArguments
-) -> dict[str, Any]:
+async def answer_confirmation(server: Server, caller: Principal, given: AnswerArguments) -> Json:
     """Accept or reject what an agent asks for, whose status is `waiting_for_confirmation`."""
     kind = PendingKind.ACCEPT if given.accept else PendingKind.REJECT
     conversation_id = given.conversation_id.hex
@@ -195,9 +189,7 @@ async def answer_confirmation(
     return about(await get_view(server, caller, conversation_id))
 
 
-async def collect_conversation(
-    server: Server, caller: Principal, given: CollectArguments
-) -> dict[str, Any]:
+async def collect_conversation(server: Server, caller: Principal, given: CollectArguments) -> Json:
     """Wait for the end of the agent's work, and get what it said last and which files it changed."""
     conversation_id = given.conversation_id.hex
     changed = asyncio.Event()
@@ -219,10 +211,14 @@ async def collect_conversation(
     events, _ = await server.events.search(
         conversation_id, newest, page_id=None, limit=_LAST_EVENTS
     )
+    legible = [
+        one if len(one.body) <= LONGEST_EVENT else msgspec.structs.replace(one, body=b"{}")
+        for one in events
+    ]
     return {
         **about(view),
         "is_over": is_over(view),
-        "answer": await asyncio.to_thread(final_answer, events),
+        "answer": await asyncio.to_thread(last_words, legible),
         "changes": await _changes(server, caller, view),
     }
 
@@ -240,7 +236,7 @@ async def _changes(
     return [{"status": one.status, "path": one.path} for one in found]
 
 
-type Run = Callable[[Server, Principal, Any], Awaitable[dict[str, Any]]]
+type Run = Callable[[Server, Principal, Any], Awaitable[Json]]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,13 +252,13 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         """Return what agents call it."""
         return self.run.__name__
 
-    async def call(self, server: Server, caller: Principal, arguments: Any) -> dict[str, Any]:
+    async def call(self, server: Server, caller: Principal, arguments: Any) -> Json:
         """Use it; raises whatever the API answers in this case."""
         check_scope(self.scope, caller)
         given = convert(arguments, self.takes, loc=("arguments",))
         return await self.run(server, caller, given)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return what agents read of it."""
         _, schemas = msgspec.json.schema_components([self.takes])
         schema = {**schemas[self.takes.__name__]}

@@ -3,9 +3,12 @@
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from functools import partial
 from hashlib import sha256
 from html import escape
 from typing import Any, Final
+
+from agentsvc.extension.reading import member, texts
 
 _STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #1c1f23; background: #fff; }
@@ -31,6 +34,7 @@ _NOTICES: Final = {
     "InterruptEvent": "Interrupted",
     "Condensation": "The history was shortened",
 }
+_texts: Final = partial(texts, image="[image]")
 
 
 def head(title: str, facts: Iterable[str]) -> bytes:
@@ -72,12 +76,12 @@ def article(body: bytes) -> bytes:
 def _inner(kind: str, event: dict[str, Any]) -> Iterator[str]:
     match kind:
         case "MessageEvent":
-            yield _text(_texts(_member(event, "llm_message").get("content")))
+            yield _text(_texts(member(event, "llm_message").get("content")))
         case "ActionEvent":
             yield _text(_texts(event.get("thought")) or str(event.get("summary") or ""))
-            yield _folded("Call", _member(event, "action"))
+            yield _folded("Call", member(event, "action"))
         case "ObservationEvent":
-            result = _member(event, "observation")
+            result = member(event, "observation")
             yield _folded("Result", _texts(result.get("content")) or result)
         case "ACPToolCallEvent":
             yield _folded("Result", event.get("content") or event.get("raw_output") or "")
@@ -85,23 +89,6 @@ def _inner(kind: str, event: dict[str, Any]) -> Iterator[str]:
             words = [event.get(name) for name in ("error", "detail", "rejection_reason", "summary")]
             yield _text(_NOTICES.get(kind, ""))
             yield _text("\n".join(str(one) for one in words if one))
-
-
-def _member(event: dict[str, Any], name: str) -> dict[str, Any]:
-    found = event.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _texts(parts: Any) -> str:
-    """Return the text of what a message or an answer consists of; images are named only."""
-    if isinstance(parts, str):
-        return parts
-    found = parts if isinstance(parts, list) else []
-    return "\n".join(
-        str(part.get("text") or ("[image]" if part.get("type") == "image" else ""))
-        for part in found
-        if isinstance(part, dict)
-    )
 
 
 def _text(text: str) -> str:
