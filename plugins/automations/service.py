@@ -27,6 +27,7 @@ from agentsvc.extension.conversations import (
 )
 from agentsvc.extension.git import as_text, find_part, part_of
 from agentsvc.extension.server import Server
+from agentsvc.extension.signatures import new_secret
 from agentsvc.extension.storage import Database, Transaction, note_by_server, note_effect
 
 from .config import AutomationsConfig
@@ -48,7 +49,7 @@ from .model import (
     WebhookTrigger,
 )
 from .prompt import check_prompt
-from .signature import key_of, new_secret
+from .signature import key_of
 from .table import AutomationTable, RunTable, payload_context, secret_context
 from .work_table import Poll, PollTable, WorkTable, find_meant
 

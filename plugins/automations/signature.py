@@ -4,8 +4,6 @@ The key of a delivery is what it is known by when it comes again: its signed id,
 since an id that is not signed could be any other.
 """
 
-import base64
-import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -13,9 +11,8 @@ from datetime import datetime
 from typing import Final
 
 from agentsvc.base import NotAuthenticated, Secret, values
+from agentsvc.extension.signatures import signature_of
 
-_PREFIX: Final = "whsec_"
-_SECRET_BYTES: Final = 32
 _TOLERANCE_SECONDS: Final = 300
 _LONGEST_ID: Final = 255
 _HEX_HEADERS: Final = (
@@ -25,11 +22,6 @@ _HEX_HEADERS: Final = (
     "X-Gitea-Signature",
     "X-Hub-Signature",
 )
-
-
-def new_secret() -> Secret:
-    """Return a fresh secret in the form libraries for Standard Webhooks take."""
-    return Secret(_PREFIX + base64.b64encode(values.new_bytes(_SECRET_BYTES)).decode())
 
 
 def key_of(headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime) -> str:
@@ -49,15 +41,13 @@ def _standard_key(headers: Mapping[str, str], body: bytes, secret: Secret, now: 
     if not 0 < len(delivery_id) <= _LONGEST_ID or not timestamp.isascii():
         raise _forged()
     try:
-        key = base64.b64decode(secret.reveal().removeprefix(_PREFIX), validate=True)
+        expected = signature_of(secret, delivery_id, timestamp, body).encode()
         age = abs(now.timestamp() - int(timestamp[:20]))
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise _forged() from None
-    signed = f"{delivery_id}.{timestamp}.".encode(errors="surrogateescape") + body
-    digest = base64.b64encode(hmac.digest(key, signed, hashlib.sha256))
     for given in headers.get("webhook-signature", "").split():
         version, _, signature = given.partition(",")
-        is_right = hmac.compare_digest(signature.encode(errors="surrogateescape"), digest)
+        is_right = hmac.compare_digest(signature.encode(errors="surrogateescape"), expected)
         if version == "v1" and is_right and age <= _TOLERANCE_SECONDS:
             return f"id:{values.sha256(delivery_id) if not delivery_id.isascii() else delivery_id}"
     raise _forged()

@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import Conflict, NotFound, Secret, values
+from agentsvc.extension.signatures import new_secret
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
 from .config import WebhooksConfig
 from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder
-from .signing import new_secret
 from .table import GIVEN_UP, OF_ID, PUT_OFF, DeliveryTable, SubscriptionTable
 from .targets import check_url
 

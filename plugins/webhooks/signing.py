@@ -1,23 +1,10 @@
-"""Signatures as Standard Webhooks has them: HMAC-SHA256 of id, time and body."""
+"""The headers that sign a delivery."""
 
-import base64
-import hashlib
-import hmac
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
 
-from agentsvc.base import Secret, values
-
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # how a secret begins, not a secret
-
-_SECRET_BYTES: Final = 32
-
-
-def new_secret() -> Secret:
-    """Return a fresh secret in the form receivers' libraries take."""
-    raw = base64.b64encode(values.new_bytes(_SECRET_BYTES)).decode()
-    return Secret(SECRET_PREFIX + raw)
+from agentsvc.base import Secret
+from agentsvc.extension.signatures import signature_of
 
 
 def sign(
@@ -28,15 +15,9 @@ def sign(
     There is a signature for each secret, so that a receiver may have any one of them.
     """
     timestamp = str(int(moment.timestamp()))
-    signed = f"{message_id}.{timestamp}.".encode() + body
+    signatures = [signature_of(secret, message_id, timestamp, body) for secret in secrets]
     return {
         "webhook-id": message_id,
         "webhook-timestamp": timestamp,
-        "webhook-signature": " ".join(_signature(secret, signed) for secret in secrets),
+        "webhook-signature": " ".join(f"v1,{one}" for one in signatures),
     }
-
-
-def _signature(secret: Secret, signed: bytes) -> str:
-    key = base64.b64decode(secret.reveal().removeprefix(SECRET_PREFIX))
-    digest = hmac.digest(key, signed, hashlib.sha256)
-    return f"v1,{base64.b64encode(digest).decode()}"

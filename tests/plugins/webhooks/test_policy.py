@@ -11,6 +11,7 @@ import pytest
 
 from agentsvc.base.errors import InvalidRequest, NotAllowed
 from agentsvc.base.values import Secret
+from agentsvc.extension.signatures import new_secret
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from webhooks.delivery_worker import after_try, back_off, may_send
     from webhooks.model import Delivery, DeliveryState, Subscription
     from webhooks.sender import DeliveryResult, wait_seconds
-    from webhooks.signing import new_secret, sign
+    from webhooks.signing import sign
     from webhooks.targets import check_url
 else:
     after_try = part("webhooks.delivery_worker").after_try
@@ -30,7 +31,6 @@ else:
     DeliveryResult = part("webhooks.sender").DeliveryResult
     wait_seconds = part("webhooks.sender").wait_seconds
     WebhooksConfig = part("webhooks.config").WebhooksConfig
-    new_secret = part("webhooks.signing").new_secret
     sign = part("webhooks.signing").sign
     check_url = part("webhooks.targets").check_url
 
