@@ -36,7 +36,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
-type EndRun = Callable[[Run, RunEnd, ConversationView], Awaitable[None]]
+type EndRun = Callable[[Run, RunEnd], Awaitable[None]]
 
 
 def new_run(

@@ -148,7 +148,7 @@ class Follower:
         """End a run, once what it has made of an issue is published."""
         work = await WorkTable.of_conversation(self._db, view.conversation.id)
         if work is None:
-            await self._end(run, run_end, view)
+            await self._end(run, run_end)
         else:
             self._publisher.publish_end(run, work, view, run_end, self._end)
 
@@ -183,7 +183,7 @@ class Follower:
                 return msgspec.structs.replace(run_end, detail=f"{run_end.detail}: {error.detail}")
         return run_end
 
-    async def _end(self, run: Run, run_end: RunEnd, _view: ConversationView | None = None) -> None:
+    async def _end(self, run: Run, run_end: RunEnd) -> None:
         await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))
         self._watched.discard(run.conversation_id or "")
         self._wake.set()

@@ -24,18 +24,16 @@ class Commands:
         self._conversations = server.conversations
         self._sandboxes = server.sandboxes
         self._supervisor = server.supervisor
-        self._watched: set[str] = set()
 
     async def watch(self, run: Run, view: ConversationView, end: EndRun) -> None:
         """See to the command of a run whose sandbox is ready, if that is its task."""
+        name = f"command of run {run.id}"
         is_for_agent = not view.conversation.is_ready or view.execution_status in AT_WORK
-        if is_for_agent or run.id in self._watched:
+        if is_for_agent or self._supervisor.is_running(name):
             return
         automation = await AutomationTable.find(self._db, run.automation_id)
         if automation is not None and (command := automation.definition.command):
-            self._watched.add(run.id)
-            watch = partial(self._watch, run, view, command, end)
-            self._supervisor.spawn(f"command of run {run.id}", watch)
+            self._supervisor.spawn(name, partial(self._watch, run, view, command, end))
 
     async def _watch(self, run: Run, view: ConversationView, command: str, end: EndRun) -> None:
         place = view.conversation.working_dir
@@ -47,12 +45,10 @@ class Commands:
                     outcome = await watch_once(agent, run.id, command, directory=place)
                     run_end = _run_end(outcome) if outcome else None
             if run_end is not None:
-                await end(run, run_end, view)
+                await end(run, run_end)
         except AgentsvcError as exc:
             extra = {"run_id": run.id, "reason": exc.message}
             log.warning("automation command could not be checked", extra=extra)
-        finally:
-            self._watched.discard(run.id)
 
     async def _is_running(self, run: Run) -> bool:
         found = await RunTable.find(self._db, run.id)

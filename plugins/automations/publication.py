@@ -162,7 +162,7 @@ class Publisher:
         automation = await AutomationTable.find(self._db, run.automation_id)
         work = await WorkTable.find(self._db, work_id)
         if automation is None or work is None:
-            await end(run, run_end, view)
+            await end(run, run_end)
             return
         try:
             if not work.is_answer and run_end.status is RunStatus.COMPLETED:
@@ -191,7 +191,7 @@ class Publisher:
             await self._db.write(lambda tx: WorkTable.change(tx, work_id, is_open=False))
         self._retry_at.pop(work_id, None)
         self._retry_at.pop(run.id, None)
-        await end(run, run_end, view)
+        await end(run, run_end)
 
     async def _publish(
         self,

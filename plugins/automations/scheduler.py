@@ -25,7 +25,7 @@ from agentsvc.base import (
     to_stored,
     wait_within,
 )
-from agentsvc.extension.conversations import StartOrder, StartTask, check_may_run
+from agentsvc.extension.conversations import StartTask, check_may_run
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
@@ -82,13 +82,9 @@ class Scheduler:
         on_begin: Callable[[str], None],
     ) -> None:
         self._db = server.database
-        self._vault = server.vault
-        self._starts = server.conversations.starts
-        self._messages = server.messages
-        self._events = server.events
+        self._server = server
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
-        self._supervisor = server.supervisor
         self._at_hosts: dict[str, str] = {}
         """The runs whose git hosts are being asked, with their users; those of others do not wait for that."""
         self._on_begin = on_begin
@@ -180,7 +176,7 @@ class Scheduler:
         elif automation.definition.is_at_host:
             self._at_hosts[run.id] = run.user_id
             ask = partial(self._ask_host, automation, run, running)
-            self._supervisor.spawn(f"begin of run {run.id}", ask)
+            self._server.supervisor.spawn(f"begin of run {run.id}", ask)
         else:
             await self._try_begin(automation, run, running)
 
@@ -196,7 +192,7 @@ class Scheduler:
         """Begin a run in the place of some others, or store why not."""
         try:
             for other in running:
-                await stop_run(self._messages, other)
+                await stop_run(self._server.messages, other)
                 run_end = RunEnd(status=RunStatus.CANCELLED, detail="A later run has replaced it")
                 await self._end_run(other, run_end)
             await self._start(automation, run)
@@ -262,8 +258,12 @@ class Scheduler:
         elif automation.definition.pull_request:
             begun = await self._starter.begin_changes(automation, run, payload, claim)
         else:
-            order = _order_of(automation.definition, run, payload)
-            task = await self._starts.start(run.user_id, order, claim=claim_task)
+            definition = automation.definition
+            prompt = definition.prompt and fill(definition.prompt, payload, run.due_at)
+            order = order_of(definition, prompt)
+            task = await self._server.conversations.starts.start(
+                run.user_id, order, claim=claim_task
+            )
             begun = task.conversation_id
         self._on_begin(begun)
 
@@ -272,14 +272,15 @@ class Scheduler:
         sealed = await RunTable.find_sealed(self._db, run.id)
         if sealed is None:
             return None
-        return msgspec.json.decode(self._vault.unseal(sealed, payload_context(run.automation_id)))
+        context = payload_context(run.automation_id)
+        return msgspec.json.decode(self._server.vault.unseal(sealed, context))
 
     async def _skip(self, run: Run, detail: str) -> None:
         over = ended(run, RunEnd(status=RunStatus.SKIPPED, detail=detail))
         await self._db.write(lambda tx: RunTable.change(tx, over, since=RunStatus.PENDING))
 
     async def _end_run(self, run: Run, run_end: RunEnd) -> None:
-        await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))
+        await self._db.write(lambda tx: store_end(tx, self._server.events, run, run_end))
 
 
 def choose(
@@ -306,8 +307,3 @@ async def _add_scheduled(
     run = new_run(automation, key=key, source=Source.SCHEDULE, due_at=due_at)
     end = RunEnd(status=RunStatus.SKIPPED, detail=why_not)
     await RunTable.add(tx, ended(run, end) if why_not else run)
-
-
-def _order_of(definition: Definition, run: Run, payload: Any) -> StartOrder:
-    prompt = definition.prompt
-    return order_of(definition, None if prompt is None else fill(prompt, payload, run.due_at))
