@@ -91,11 +91,22 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: type
     answer: Respond
+    status: int = HTTPStatus.OK
+    shows: Any = Undescribed
+    """The type of what is answered, where that is known."""
 
 
 def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPStatus.OK) -> Effect:
-    """Return the effect of an operation that makes something, and answers what is shown of it."""
-    return Effect(kind=kind, answer=lambda _, made: json_response(show(made), status=status))
+    """Return the effect of an operation that makes something, and answers what is shown of it.
+
+    The operation has this status, and answers what `show` says that it returns, unless it says otherwise.
+    """
+    return Effect(
+        kind=kind,
+        answer=lambda _, made: json_response(show(made), status=status),
+        status=status,
+        shows=inspect.get_annotations(show).get("return", Undescribed),
+    )
 
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -293,6 +304,9 @@ class Routes(list[Route]):
             **self._common,
             **described,
         }
+        if (effect := said.get("effect")) is not None:
+            said.setdefault("status", effect.status)
+            said["answer"] = effect.shows if said["answer"] is Undescribed else said["answer"]
         if "example" in said and not isinstance(said["example"], Example):
             said["example"] = Example(**{"query" if is_get else "body": said["example"]})
 

@@ -144,8 +144,6 @@ async def get_all_attempts(request: web.Request) -> AttemptSetList:
 @ROUTES.add(
     "POST",
     "",
-    AttemptSetInfo,
-    status=HTTPStatus.CREATED,
     effect=effect_of(AttemptSetResult, to_info, status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
     example={"message": "Make the tests pass.", "count": 2, "test_command": "true"},
@@ -171,7 +169,6 @@ async def get_attempts(request: web.Request) -> AttemptSetInfo:
 @ROUTES.add(
     "POST",
     f"{_ONE}/choose",
-    AttemptSetInfo,
     effect=effect_of(AttemptSetResult, to_info),
     errors=(Conflict, NotFound),
     example={"attempt": 1},

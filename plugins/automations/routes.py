@@ -45,9 +45,6 @@ from .service import Automations
 PREFIX: Final = "/api/automation/v1"
 MAX_LISTED: Final = 100
 
-type Listed = Annotated[int, Meta(ge=1, le=MAX_LISTED)]
-type Offset = Annotated[int, Meta(ge=0, le=1_000_000)]
-
 
 class AutomationOrder(Definition, frozen=True, kw_only=True):
     """A new automation."""
@@ -117,9 +114,9 @@ class AutomationList(msgspec.Struct, frozen=True, kw_only=True):
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of a list to answer."""
 
-    limit: Listed = 50
+    limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = 50
     """How many at most"""
-    offset: Offset = 0
+    offset: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """How many to leave out at the beginning"""
 
 
@@ -231,8 +228,6 @@ def _shown_secret(secret: Secret) -> AutomationSecret:
 
 
 _CREATION: Final[Described] = {
-    "answer": NewAutomationInfo,
-    "status": HTTPStatus.CREATED,
     "effect": effect_of(tuple, _with_secret, status=HTTPStatus.CREATED),
     "errors": (Conflict,),
     "example": {
@@ -318,7 +313,6 @@ async def delete_automation(request: web.Request) -> Success:
 @ROUTES.add(
     "POST",
     f"{_ONE}/rotate-secret",
-    AutomationSecret,
     effect=effect_of(Secret, _shown_secret),
     errors=(NotFound,),
 )
@@ -333,8 +327,6 @@ async def post_rotate_secret(request: web.Request) -> Secret:
 @ROUTES.add(
     "POST",
     f"{_ONE}/dispatch",
-    AutomationRun,
-    status=HTTPStatus.CREATED,
     effect=effect_of(Run, from_run, status=HTTPStatus.CREATED),
     errors=(NotFound, QuotaExceeded),
 )
@@ -365,7 +357,6 @@ async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
 @ROUTES.add(
     "POST",
     "/runs/{run_id}/cancel",
-    AutomationRun,
     effect=effect_of(Run, from_run),
     errors=(NotFound, Conflict),
 )

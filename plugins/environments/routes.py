@@ -106,8 +106,6 @@ async def get_environments(request: web.Request) -> EnvironmentList:
 @ROUTES.add(
     "POST",
     "",
-    EnvironmentInfo,
-    status=HTTPStatus.CREATED,
     effect=effect_of(Environment, to_info, status=HTTPStatus.CREATED),
     errors=(Conflict, NotAllowed, NotFound, QuotaExceeded),
     example={"name": "Tools", "setup_script": "echo ready > tools.txt"},
@@ -134,7 +132,6 @@ async def get_environment(request: web.Request) -> EnvironmentDetails:
 @ROUTES.add(
     "PATCH",
     _ONE,
-    EnvironmentInfo,
     body=EnvironmentUpdate,
     effect=effect_of(Environment, to_info),
     errors=(Conflict, NotAllowed, NotFound),
@@ -165,7 +162,6 @@ async def delete_environment(request: web.Request) -> Success:
 @ROUTES.add(
     "POST",
     f"{_ONE}/prepare",
-    EnvironmentInfo,
     effect=effect_of(Environment, to_info),
     errors=(NotFound,),
 )

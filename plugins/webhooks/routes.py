@@ -165,8 +165,6 @@ async def get_webhook_subscriptions(request: web.Request) -> list[WebhookInfo]:
 @ROUTES.add(
     "POST",
     "",
-    NewWebhookInfo,
-    status=201,
     effect=effect_of(tuple, _with_secret, status=201),
     errors=(Conflict,),
     example={
@@ -221,7 +219,6 @@ async def patch_webhook_subscription(request: web.Request) -> WebhookInfo:
 @ROUTES.add(
     "POST",
     f"{_ONE}/rotate-secret",
-    NewWebhookInfo,
     effect=effect_of(tuple, _with_secret),
     errors=(NotFound,),
 )
@@ -262,7 +259,6 @@ async def search_webhook_deliveries(
 @ROUTES.add(
     "POST",
     f"{_ONE}/deliveries/{{delivery_id}}/replay",
-    DeliveryInfo,
     effect=effect_of(Delivery, from_delivery),
     errors=(NotFound,),
 )

@@ -88,7 +88,6 @@ async def get_secrets(request: web.Request) -> SecretList:
     "POST",
     "/api/secrets",
     Said,
-    status=HTTPStatus.CREATED,
     effect=effect_of(str, lambda _: _CREATED, status=HTTPStatus.CREATED),
     errors=(BadRequest,),
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},

@@ -15,7 +15,6 @@ from agentsvc.http.routes import Routes, Scope, effect_of
 from agentsvc.http.v1.api_keys import (
     KeyInfo,
     KeyOrder,
-    NewKeyInfo,
     create_key,
     key_id_of,
     show_new_key,
@@ -112,7 +111,6 @@ async def get_users(request: web.Request) -> list[UserInfo]:
     "",
     UserInfo,
     scope=Scope.ADMIN,
-    status=HTTPStatus.CREATED,
     effect=effect_of(User, partial(view_of, UserInfo), status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict),
     example={"name": "ann", "role": "member"},
@@ -180,7 +178,6 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
 @ROUTES.add(
     "POST",
     "/{user_id}/keys",
-    NewKeyInfo,
     scope=Scope.ADMIN,
     effect=effect_of(tuple, show_new_key),
     errors=(BadRequest, Conflict),

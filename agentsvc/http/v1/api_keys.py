@@ -132,7 +132,6 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
 @ROUTES.add(
     "POST",
     "",
-    NewKeyInfo,
     scope=Scope.MANAGE,
     effect=effect_of(tuple, show_new_key),
     errors=(BadRequest, Conflict),

@@ -75,8 +75,6 @@ def _from_archive(archive: Archive) -> ArchiveView:
 @ROUTES.add(
     "POST",
     f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/archives",
-    ArchiveView,
-    status=HTTPStatus.CREATED,
     effect=effect_of(Archive, _from_archive, status=HTTPStatus.CREATED),
     errors=(NotFound, Conflict, Gone),
 )

@@ -110,9 +110,7 @@ def _from_queued(queued: Queued) -> PendingView:
 @ROUTES.add(
     "POST",
     "",
-    PendingView,
     body=PendingMessage,
-    status=HTTPStatus.CREATED,
     effect=effect_of(Queued, _from_queued, status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
     example={"content": [{"type": "text", "text": "And then?"}]},
