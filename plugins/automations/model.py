@@ -28,7 +28,6 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
 type Name = Annotated[
     str, matching(NO_CONTROL, "without control characters", min_length=1, max_length=500)
 ]
-type Description = Annotated[str, Meta(max_length=2000)]
 type Prompt = Annotated[str, Meta(min_length=1, max_length=LONGEST_PROMPT)]
 type ProfileName = Annotated[
     str, matching(PROFILE_PATTERN, "of 1 to 64 letters, digits, `.`, `_` and `-`")
@@ -41,12 +40,6 @@ type Conditions = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=200)], Annotated[str, Meta(max_length=1000)]],
     Meta(max_length=20),
 ]
-type Timeout = Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)]
-type Dollars = Annotated[float, Meta(gt=0, le=1_000_000)]
-type Iterations = Annotated[int, Meta(ge=1, le=1_000_000)]
-type MostMissed = Annotated[int, Meta(ge=1, le=100)]
-type Retries = Annotated[int, Meta(ge=0, le=10)]
-type RetrySeconds = Annotated[int, Meta(ge=1, le=86400)]
 type Label = Annotated[
     str, matching(NO_CONTROL, "without control characters", min_length=1, max_length=100)
 ]
@@ -57,8 +50,6 @@ type Account = Annotated[
         "of 1 to 100 letters, digits, `.`, `_` and `-`, and `[bot]` behind them or not",
     ),
 ]
-type PollSeconds = Annotated[int, Meta(ge=10, le=86400)]
-type MostFailures = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class CronTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cron"):
@@ -118,7 +109,7 @@ class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     mention: Account | None = None
     """Name of the account that is to be mentioned, without `@`, of a GitHub App with or without `[bot]`;
     null: mentions count for nothing"""
-    poll_seconds: PollSeconds | None = None
+    poll_seconds: Annotated[int, Meta(ge=10, le=86400)] | None = None
     """How often the host is asked, for servers it cannot reach; null: deliveries only"""
     workflows: bool = False
     """Whether what the host runs by itself, such as `.github/workflows`, may be changed"""
@@ -189,7 +180,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Name
     """What it is called; conversations have it as their title"""
-    description: Description | None = None
+    description: Annotated[str, Meta(max_length=2000)] | None = None
     """What it is for, kept and shown only; null: nothing"""
     prompt: Prompt | None = None
     """What an agent is told; null where a command is the task. `{{payload}}` stands for what a webhook has sent, and
@@ -208,11 +199,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     that the server cannot ask itself. A trigger `git` does it by itself"""
     model: ProfileName | None = None
     """Name of a saved language model; null: that of the settings"""
-    timeout: Timeout | None = None
+    timeout: Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)] | None = None
     """Seconds an agent may work; null: no limit"""
-    max_budget: Dollars | None = None
+    max_budget: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     """US dollars after which a run ends; null: as the settings say"""
-    max_iterations: Iterations | None = None
+    max_iterations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Turns of the agent after which a run ends; null: as the settings say"""
     keep_alive: bool | None = None
     """What becomes of the sandbox after a run: true leaves it to the server's rules, false deletes
@@ -221,13 +212,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a run that is due while another one goes on"""
     missed: Missed = Missed.ONCE
     """What becomes of due times that passed while the server was down"""
-    most_missed: MostMissed = 10
+    most_missed: Annotated[int, Meta(ge=1, le=100)] = 10
     """With `missed` set to `all`, how many at most"""
-    retries: Retries = 0
+    retries: Annotated[int, Meta(ge=0, le=10)] = 0
     """How often a run that has failed is tried again"""
-    retry_seconds: RetrySeconds = 60
+    retry_seconds: Annotated[int, Meta(ge=1, le=86400)] = 60
     """Seconds until the first further try; they double with each"""
-    max_failures: MostFailures = 5
+    max_failures: Annotated[int, Meta(ge=1, le=1000)] = 5
     """Runs that fail in a row, tries counted as one, until the automation is disabled"""
 
     @property

@@ -48,7 +48,6 @@ type Variables = Annotated[
     dict[EnvName, Annotated[str, matching(r"\A[^\0]*\Z", "without NUL", max_length=4096)]],
     Meta(max_length=50),
 ]
-type SecretNames = Annotated[list[EnvName], Meta(max_length=50)]
 
 
 type Image = Annotated[
@@ -104,7 +103,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     of known package managers, the set-up scripts, and `.devcontainer`"""
     variables: Variables = {}
     """Environment variables of both scripts"""
-    secrets: SecretNames = []
+    secrets: Annotated[list[EnvName], Meta(max_length=50)] = []
     """Names of stored secrets that the set-up script gets as environment variables. With any, it
     cannot be shared"""
     shared: bool = False

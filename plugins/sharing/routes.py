@@ -65,8 +65,6 @@ _HEADERS: Final = {
 }
 """Whoever has the link may read it: it is not for search engines, and not told to others."""
 
-type Redactions = Annotated[list[Redaction], Meta(max_length=len(Redaction))]
-
 
 class ShareOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A new link."""
@@ -75,7 +73,7 @@ class ShareOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the conversation to show"""
     expires_at: Time | None = None
     """When the link ends; null: as late as the server lets it"""
-    redact: Redactions = []
+    redact: Annotated[list[Redaction], Meta(max_length=len(Redaction))] = []
     """What it does not show; secrets are never shown"""
 
 

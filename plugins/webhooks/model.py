@@ -35,10 +35,7 @@ class DeliveryState(StrEnum):
 type Url = Annotated[
     str, Meta(min_length=1, max_length=LONGEST_URL), stated(pattern=rf"\A{WEBHOOK_URL}\Z")
 ]
-type Description = Annotated[str, Meta(max_length=255)]
 type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
-type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
-type Changes = Annotated[list[ChangeKind], Meta(max_length=len(ChangeKind))] | None
 
 
 class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +43,11 @@ class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     url: Url
     """http or https URL that deliveries are posted to, at most 2048 characters"""
-    description: Description = ""
+    description: Annotated[str, Meta(max_length=255)] = ""
     """What it is for; shown only"""
-    event_kinds: Kinds = None
+    event_kinds: Annotated[list[Kind], Meta(max_length=100)] | None = None
     """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
-    changes: Changes = None
+    changes: Annotated[list[ChangeKind], Meta(max_length=len(ChangeKind))] | None = None
     """Kinds of things whose changes to tell of; null: all, empty: none"""
     is_enabled: bool = True
     """Whether anything is delivered"""
