@@ -61,14 +61,13 @@ def find_features(directory: str, says: Devcontainer) -> list[Feature]:
         says.features,
         key=lambda name: first.index(_plain(name)) if _plain(name) in first else len(first),
     )
-    places = {name: _place(directory, name) for name in names}
-    if lost := [f"`{name[:100]}`" for name, place in places.items() if place is None]:
+    places = {name: place for name in names if (place := _place(directory, name))}
+    if lost := [f"`{name[:100]}`" for name in names if name not in places]:
         raise StartRefused(
             f"Features that are not in this server's `features_dir`: {', '.join(lost)}"
         )
     found = []
     for name, place in places.items():
-        assert place is not None  # noqa: S101  # as was just looked at
         chosen = says.features[name]
         described = read((place / _MANIFEST).read_bytes(), f"{place.name}/{_MANIFEST}", _Described)
         options: dict[str, object] = {

@@ -188,14 +188,10 @@ async def _key_for(
         "subject": person.subject,
         "user_id": user_id,
         "key_id": key.id,
-        "now": to_stored(now()),
+        "created_at": to_stored(now()),
     }
-    sql = """
-        INSERT INTO plugin_sign_in_identities (provider, subject, user_id, key_id, created_at)
-        VALUES (:provider, :subject, :user_id, :key_id, :now)
-        ON CONFLICT (provider, subject) DO UPDATE SET key_id = excluded.key_id
-    """
-    await tx.run(sql, row)
+    otherwise = "ON CONFLICT (provider, subject) DO UPDATE SET key_id = excluded.key_id"
+    await tx.insert("plugin_sign_in_identities", row, otherwise)
     return key.id
 
 

@@ -54,7 +54,7 @@ from agentsvc.extension.web import (
 )
 
 from .attempts import Attempts
-from .config import SignInConfig
+from .config import Roles, SignInConfig
 from .identities import MIGRATIONS, ExternalIdentity, Identities
 from .provider import Claims, Provider, check_installed, new_session
 from .roles import role_of
@@ -259,14 +259,8 @@ class SignIn(Extension[SignInConfig]):
         groups = request.headers.getall(config.groups_header, [])
         if len(groups) > 1:
             raise NotAuthenticated("The proxy names your groups more than once")
-        person = ExternalIdentity(
-            provider=_PROXY,
-            subject=named[0].strip(),
-            name=named[0].strip()[:_LONGEST_NAME],
-            role=role_of(config, [one.strip() for one in "".join(groups).split(",")]),
-            may_be_new=config.new_users,
-            has_groups=bool(config.roles),
-        )
+        listed = [one.strip() for one in "".join(groups).split(",")]
+        person = _identity(config, _PROXY, named[0].strip(), named[0].strip(), listed)
         return await self._log_in(request, person, order.invitation, session=None)
 
     async def post_invitation(self, request: web.Request, body: InvitationOrder) -> Invitation:
@@ -337,11 +331,18 @@ def _person_of(provider: Provider, claims: Claims) -> ExternalIdentity:
     if not subject:
         raise NotAuthenticated("The provider does not say who has signed in")
     names = ((_text(claims.get(one)) or "").strip() for one in (config.name_claim, "email"))
+    name = next((one for one in names if one), subject)
+    return _identity(config, provider.name, subject, name, claims.get(config.groups_claim))
+
+
+def _identity(
+    config: Roles, provider: str, subject: str, name: str, groups: Any
+) -> ExternalIdentity:
     return ExternalIdentity(
-        provider=provider.name,
+        provider=provider,
         subject=subject,
-        name=next((one for one in names if one), subject)[:_LONGEST_NAME],
-        role=role_of(config, claims.get(config.groups_claim)),
+        name=name[:_LONGEST_NAME],
+        role=role_of(config, groups),
         may_be_new=config.new_users,
         has_groups=bool(config.roles),
     )
