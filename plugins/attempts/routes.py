@@ -1,6 +1,6 @@
 """Attempts as a part of a server: types and handlers."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -15,7 +15,6 @@ from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
-    Route,
     Routes,
     Success,
     Time,
@@ -205,11 +204,8 @@ class AttemptsExtension(Extension[AttemptsConfig]):
 
     Config = AttemptsConfig
     prefix = "/api/v1/attempts"
+    operations = ROUTES
     migrations = MIGRATIONS
-
-    def routes(self) -> Iterable[Route]:
-        """Return what a user makes attempts with."""
-        return ROUTES
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:

@@ -1,13 +1,12 @@
 """Automations as a part of a server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 
 from agentsvc.extension.server import Extension, Server
-from agentsvc.extension.web import Route
 
 from .app_routes import APPS
 from .app_routes import ROUTES as APP_ROUTES
@@ -29,11 +28,8 @@ class AutomationsExtension(Extension[AutomationsConfig]):
 
     Config = AutomationsConfig
     prefix = PREFIX
+    operations = (*APP_ROUTES, *ROUTES)
     migrations = MIGRATIONS
-
-    def routes(self) -> Iterable[Route]:
-        """Return what a user keeps automations with, and where webhooks deliver."""
-        return (*APP_ROUTES, *ROUTES)
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:

@@ -1,6 +1,6 @@
 """Prepared environments as a part of a server: types and handlers."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
@@ -13,7 +13,6 @@ from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
-    Route,
     Routes,
     Success,
     Time,
@@ -182,11 +181,8 @@ class EnvironmentsExtension(Extension[EnvironmentsConfig]):
 
     Config = EnvironmentsConfig
     prefix = "/api/v1/environments"
+    operations = ROUTES
     migrations = MIGRATIONS
-
-    def routes(self) -> Iterable[Route]:
-        """Return what a user keeps environments with."""
-        return ROUTES
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:

@@ -1,6 +1,6 @@
 """Types and handlers of the remote runtime API."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Annotated, Final
@@ -35,7 +35,6 @@ from agentsvc.extension.web import (
     ClientId,
     EnvName,
     EnvValue,
-    Route,
     Routes,
     Time,
     links_of,
@@ -349,10 +348,7 @@ class RuntimeApi(Extension[RuntimeApiConfig]):
 
     Config = RuntimeApiConfig
     prefix = "/runtime"
-
-    def routes(self) -> Iterable[Route]:
-        """Return the routes."""
-        return ROUTES
+    operations = ROUTES
 
     def install(self, app: web.Application) -> None:
         """Let sandboxes be reached at short paths."""

@@ -1,6 +1,6 @@
 """Outgoing webhooks as a part of a server: where a user wants to be told of events and changes."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -14,7 +14,6 @@ from agentsvc.extension.web import (
     SUCCESS,
     Limit,
     Page,
-    Route,
     Routes,
     Success,
     Time,
@@ -300,10 +299,7 @@ class WebhooksExtension(Extension[WebhooksConfig]):
 
     Config = WebhooksConfig
     prefix = "/api/v1/webhook-subscriptions"
-
-    def routes(self) -> Iterable[Route]:
-        """Return what a user keeps subscriptions with."""
-        return ROUTES
+    operations = ROUTES
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:

@@ -79,6 +79,8 @@ class Extension[Settings: msgspec.Struct]:
     one is called `enabled`, that switches the extension on and off."""
     prefix: ClassVar[str] = ""
     """What the paths of its routes begin with, such as `/api/notes`; may be empty."""
+    operations: ClassVar[Iterable[Route]] = ()
+    """Its routes, where none of them is a method of it."""
     migrations: ClassVar[Sequence[str]] = ()
     """SQL scripts that make its tables, in their order: add to them, change none. The names of its
     tables and indexes begin with `plugin_NAME_`."""
@@ -91,7 +93,7 @@ class Extension[Settings: msgspec.Struct]:
 
     def routes(self) -> Iterable[Route]:
         """Return its routes, whose paths come behind the prefix."""
-        return ()
+        return self.operations
 
     def middlewares(self) -> Iterable[Middleware]:
         """Return what runs around all requests, once these have their ids."""
