@@ -17,6 +17,7 @@ from agentsvc.cli.extension import (
     find_conversation,
     wake,
 )
+from agentsvc.extension.reading import member
 
 from .config import OrderQuery
 from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, RequestFailed
@@ -249,7 +250,7 @@ class Agent:
 
     def _show(self, session: Session, update: Json) -> None:
         """Tell an update, but for what the editor has said itself or was told as it came."""
-        kind, text = update["sessionUpdate"], str(_text_of(update))
+        kind, text = update["sessionUpdate"], str(member(update, "content").get("text", ""))
         if kind == "user_message_chunk" and text == session.said:
             session.said = ""
             return
@@ -273,8 +274,3 @@ class Agent:
 
 def _stream(session: Session) -> str:
     return f"/api/v1/conversation/{session.id}/events/stream"
-
-
-def _text_of(update: Json) -> Any:
-    content = update.get("content")
-    return content.get("text", "") if isinstance(content, dict) else ""

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded, view_of
+from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded, copy_to, view_of
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
@@ -79,11 +79,6 @@ def to_info(one: Environment) -> EnvironmentInfo:
     )
 
 
-def to_details(one: Environment) -> EnvironmentDetails:
-    """Return an environment as its owner sees it."""
-    return EnvironmentDetails(**msgspec.structs.asdict(to_info(one)), log=one.log)
-
-
 _POLL_SECONDS: Final = 30.0
 ENVIRONMENTS: Final[web.AppKey[EnvironmentService]] = web.AppKey("environments")
 
@@ -125,7 +120,8 @@ async def get_environment(request: web.Request) -> EnvironmentDetails:
 
     With what its set-up script wrote last.
     """
-    return to_details(await request.app[ENVIRONMENTS].get_own(*_named(request)))
+    found = await request.app[ENVIRONMENTS].get_own(*_named(request))
+    return copy_to(EnvironmentDetails, to_info(found), log=found.log)
 
 
 @ROUTES.add(

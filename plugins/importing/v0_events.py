@@ -97,7 +97,8 @@ class Converter:
                 "args": {},
             }
             self._store(self._next_number, msgspec.Raw(msgspec.json.encode(nothing)), None)
-        twin = self._twin(number, event)
+        is_action = isinstance(event.get("action"), str)
+        twin = self._action(number, event) if is_action else self._observation(number, event)
         name = string_of(event, "action") or string_of(event, "observation")
         if name not in _NOT_SEEN:
             self._seen.append((number, twin is not None and twin["kind"] in _SEEN))
@@ -136,15 +137,10 @@ class Converter:
         elif not self._time:
             self._time = to_stored(now()).removesuffix("Z")
 
-    def _twin(self, number: int, event: Fields) -> Twin:
-        if isinstance(event.get("action"), str):
-            return self._action(number, event, member(event, "args"))
-        return self._observation(number, event)
-
     # What somebody does
 
-    def _action(self, number: int, event: Fields, args: Fields) -> Twin:
-        name = string_of(event, "action")
+    def _action(self, number: int, event: Fields) -> Twin:
+        name, args = string_of(event, "action"), member(event, "args")
         if (say := _SAYINGS.get(name)) is not None:
             return say(event, args)
         if name == "condensation":

@@ -50,7 +50,7 @@ def list_webhooks(*, as_json: bool, where: ConfigOptions) -> None:
 
     async def body(webhooks: Webhooks, users: KeyRing) -> list[tuple[str, ...]]:
         names = {await users.find_user(name): name for name in await users.list_users()}
-        return [_line(one, names[one.user_id]) for one in await webhooks.list_all()]
+        return [_line(one, names[one.user_id]) for one in await webhooks.list_of(None)]
 
     rows = _run(where, body)
     print_table(("ID", "USER", "URL", "KINDS", "CHANGES", "STATE"), rows, as_json=as_json)

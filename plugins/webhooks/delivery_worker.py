@@ -70,7 +70,7 @@ class DeliveryWorker:
     async def deliver_due(self) -> None:
         """Start what is due, then wait until there may be more to do; call it again and again."""
         self._wake.clear()
-        active = [one for one in await SubscriptionTable.all(self._db) if one.is_enabled]
+        active = [one for one in await SubscriptionTable.listed(self._db) if one.is_enabled]
         self._subscribers = {one.user_id for one in active}
         wait_seconds = POLL_SECONDS
         for subscription in active:

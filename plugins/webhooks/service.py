@@ -46,7 +46,7 @@ class Webhooks:
         sealed = self._vault.seal(secret.reveal().encode(), context_of(made.id))
 
         async def body(tx: Transaction) -> None:
-            if len(await SubscriptionTable.of_user(tx, user_id)) >= MAX_SUBSCRIPTIONS:
+            if len(await SubscriptionTable.listed(tx, user_id)) >= MAX_SUBSCRIPTIONS:
                 raise Conflict(f"a user has at most {MAX_SUBSCRIPTIONS} webhook subscriptions")
             await SubscriptionTable.insert(tx, made, sealed=sealed)
             await note_effect(tx, (made, secret))
@@ -114,13 +114,9 @@ class Webhooks:
         """Return a subscription; raises NotFound."""
         return _owned(await SubscriptionTable.find(self._db, subscription_id), user_id)
 
-    async def list_of(self, user_id: str) -> list[Subscription]:
-        """Return a user's subscriptions in the order they were made."""
-        return await SubscriptionTable.of_user(self._db, user_id)
-
-    async def list_all(self) -> list[Subscription]:
-        """Return everybody's subscriptions, for who operates the server."""
-        return await SubscriptionTable.all(self._db)
+    async def list_of(self, user_id: str | None) -> list[Subscription]:
+        """Return a user's subscriptions in the order they were made; everybody's for who operates the server."""
+        return await SubscriptionTable.listed(self._db, user_id)
 
     async def find(self, subscription_id: str) -> Subscription | None:
         """Return a subscription, whoever owns it, for who operates the server."""

@@ -61,15 +61,10 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
         return [] if row is None else [one for one in (row["sealed"], row["former_sealed"]) if one]
 
     @classmethod
-    async def of_user(cls, source: Queryable, user_id: str) -> list[Subscription]:
-        """Return a user's subscriptions in the order they were made."""
-        rest = "WHERE t.user_id = :user_id ORDER BY t.created_at, t.id"
-        return await cls.select(source, rest, user_id=user_id)
-
-    @classmethod
-    async def all(cls, source: Queryable) -> list[Subscription]:
-        """Return every subscription in the order they were made."""
-        return await cls.select(source, "ORDER BY t.created_at, t.id")
+    async def listed(cls, source: Queryable, user_id: str | None = None) -> list[Subscription]:
+        """Return the subscriptions of a user, or everybody's, in the order they were made."""
+        where = "" if user_id is None else "WHERE t.user_id = :user_id"
+        return await cls.select(source, f"{where} ORDER BY t.created_at, t.id", user_id=user_id)
 
 
 class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
