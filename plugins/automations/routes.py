@@ -342,7 +342,7 @@ async def post_dispatch(request: web.Request) -> Run:
 async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
     """List the runs of an automation, newest first.
 
-    They are kept as long as the automation is.
+    Those that ended long ago are deleted, as `automations.delete_runs_after_seconds` of the server says.
     """
     found, counts = await request.app[AUTOMATIONS].runs(
         *_named(request), limit=query.limit, offset=query.offset
