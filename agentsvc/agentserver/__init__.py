@@ -7,6 +7,8 @@ from agentsvc.agentserver.client import AgentClient as AgentClient
 from agentsvc.agentserver.client import AgentServer as AgentServer
 from agentsvc.agentserver.responses import MAX_CONVERSATION_BYTES as MAX_CONVERSATION_BYTES
 from agentsvc.agentserver.responses import MAX_MODEL_CHARS as MAX_MODEL_CHARS
+from agentsvc.agentserver.responses import AgentMetrics as AgentMetrics
+from agentsvc.agentserver.responses import AgentTokenUsage as AgentTokenUsage
 from agentsvc.agentserver.responses import CommandResult as CommandResult
 from agentsvc.agentserver.responses import ConversationInfo as ConversationInfo
 from agentsvc.agentserver.responses import ConversationStats as ConversationStats
@@ -14,9 +16,7 @@ from agentsvc.agentserver.responses import GitChange as GitChange
 from agentsvc.agentserver.responses import GitDiff as GitDiff
 from agentsvc.agentserver.responses import InitState as InitState
 from agentsvc.agentserver.responses import KeyRefused as KeyRefused
-from agentsvc.agentserver.responses import Metrics as Metrics
 from agentsvc.agentserver.responses import ServerFault as ServerFault
-from agentsvc.agentserver.responses import TokenUsage as TokenUsage
 from agentsvc.agentserver.responses import convert_answer as convert_answer
 from agentsvc.agentserver.responses import decode_events as decode_events
 from agentsvc.agentserver.responses import tokens_of as tokens_of

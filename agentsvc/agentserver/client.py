@@ -14,11 +14,11 @@ import aiohttp
 import msgspec
 
 from agentsvc.agentserver.responses import (
+    AgentPage,
     ConversationInfo,
     Home,
     Init,
     InitState,
-    Page,
     ServerFault,
     ToolServerTest,
     decode,
@@ -326,7 +326,7 @@ class AgentServer(WorkspaceCalls):
         """Return up to so many stored events as raw JSON, newest first; raises NotFound."""
         query = urlencode({"sort_order": "TIMESTAMP_DESC", "limit": limit})
         page = decode(
-            Page, await self._call("GET", _path(conversation_id, f"events/search?{query}"))
+            AgentPage, await self._call("GET", _path(conversation_id, f"events/search?{query}"))
         )
         return [bytes(item) for item in page.items]
 
@@ -353,7 +353,7 @@ class AgentServer(WorkspaceCalls):
         for _ in range(_PAGES_MAX):
             path = _path(conversation_id, "events/search?" + urlencode(query))
             try:
-                page = decode(Page, await self._call("GET", path, time_limit=time_limit))
+                page = decode(AgentPage, await self._call("GET", path, time_limit=time_limit))
             except AgentUnavailable as exc:
                 if query["limit"] == 1 or not isinstance(exc.__cause__, BodyTooLarge):
                     raise

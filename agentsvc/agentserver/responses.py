@@ -43,7 +43,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
 
 
-class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens one usage id of a conversation has used so far."""
 
     prompt_tokens: int = 0
@@ -62,21 +62,21 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the last call"""
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+class AgentMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """What one usage id of a conversation has cost so far."""
 
     model_name: str = ""
     """Model that was asked"""
     accumulated_cost: float = 0.0
     """US dollars so far"""
-    accumulated_token_usage: TokenUsage | None = None
+    accumulated_token_usage: AgentTokenUsage | None = None
     """Tokens so far; null before the first call"""
 
 
 class ConversationStats(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a conversation by usage id (`agent`, `condenser`, …)."""
 
-    usage_to_metrics: dict[str, Metrics] = {}
+    usage_to_metrics: dict[str, AgentMetrics] = {}
     """Costs by usage id, such as `agent` or `condenser`"""
 
     @property
@@ -85,10 +85,10 @@ class ConversationStats(msgspec.Struct, frozen=True, kw_only=True):
         return sum(metrics.accumulated_cost for metrics in self.usage_to_metrics.values())
 
 
-def tokens_of(metrics: Iterable[Metrics]) -> TokenUsage:
+def tokens_of(metrics: Iterable[AgentMetrics]) -> AgentTokenUsage:
     """Return the tokens over all usage ids; window and last turn are the largest."""
     used = [one.accumulated_token_usage for one in metrics if one.accumulated_token_usage]
-    return TokenUsage(
+    return AgentTokenUsage(
         prompt_tokens=sum(one.prompt_tokens for one in used),
         completion_tokens=sum(one.completion_tokens for one in used),
         cache_read_tokens=sum(one.cache_read_tokens for one in used),
@@ -174,7 +174,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
         return model if is_name and model != _OF_ANOTHER_AGENT else None
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class AgentPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of anything: its items as they came."""
 
     items: list[msgspec.Raw]

@@ -13,7 +13,7 @@ from agentsvc.cli.client import Api, StreamMessage
 from agentsvc.cli.options import example
 from agentsvc.cli.run import RunOptions
 from agentsvc.cli.run.watch import View, start
-from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
+from agentsvc.cli.server import IdParam, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
     EventStream,
@@ -48,7 +48,7 @@ Anything else is a message to the agent, also while it works."""
 @click.option(
     "--id",
     "conversation_id",
-    type=Id(CONVERSATIONS),
+    type=IdParam(CONVERSATIONS),
     metavar="ID",
     help="Go on with this conversation.",
 )

@@ -12,7 +12,7 @@ from agentsvc.cli.client import PAGE, V1, Api
 from agentsvc.cli.download import save
 from agentsvc.cli.options import example, json_option, yes_option
 from agentsvc.cli.run.watch import View, follow_on, send_and_follow, wait_until_ready
-from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
+from agentsvc.cli.server import IdParam, ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.show.notes import to_note
 from agentsvc.cli.show.screen import open_screen
 from agentsvc.cli.talk import (
@@ -58,7 +58,7 @@ _SHOWN: Final = (
 )
 
 
-_of_conversation: Final = found_options(find_conversation, Id(CONVERSATIONS))
+_of_conversation: Final = found_options(find_conversation, IdParam(CONVERSATIONS))
 
 
 @click.group(
@@ -128,7 +128,7 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
 @command.command(
     epilog=example('agentsvc conversations send 7c9e66797425 "Now write the tests" --follow')
 )
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
+@click.argument("conversation_id", type=IdParam(CONVERSATIONS), metavar="ID")
 @click.argument("text", metavar="TEXT")
 @click.option(
     "--follow", "is_followed", is_flag=True, help="Show what the agent does until it is done."

@@ -12,7 +12,7 @@ from agentsvc.base import Secret, monotonic, replace_private
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api, RequestRefused
 from agentsvc.cli.options import example
-from agentsvc.cli.server import Login, login_file
+from agentsvc.cli.server import StoredLogin, login_file
 
 _DEVICE: Final = "/oauth/device"
 _WAITING: Final = ("authorization_pending", "slow_down")
@@ -59,7 +59,7 @@ def command(url: str, api_key: str | None) -> None:
         raise api.no_server() from exc
     file = login_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_private(file, msgspec.json.encode(Login(url=api.url, key=key)).decode())
+    replace_private(file, msgspec.json.encode(StoredLogin(url=api.url, key=key)).decode())
     click.echo(f"logged in at {api.url} as {who}")
 
 

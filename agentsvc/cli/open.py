@@ -3,12 +3,12 @@
 import click
 
 from agentsvc.cli.options import example
-from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
+from agentsvc.cli.server import IdParam, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import CONVERSATIONS, find_conversation
 
 
 @click.command("open", epilog=example("agentsvc open", "agentsvc open 7c9e6679 --print"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="[ID]", required=False)
+@click.argument("conversation_id", type=IdParam(CONVERSATIONS), metavar="[ID]", required=False)
 @click.option("--print", "is_printed", is_flag=True, help="Print the address only.")
 @server_options
 def command(conversation_id: str | None, *, is_printed: bool, server: ServerChoice) -> None:

@@ -18,7 +18,7 @@ from agentsvc.cli.text import json_text, print_table, to_records
 from agentsvc.config import Config, to_toml
 from agentsvc.plugin import API_VERSION, Health, Port, Spec
 from agentsvc.sandboxes import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
-from agentsvc.testing import CHECKS, WORKLOAD, KitOptions, Outcome, check_backend, skeleton
+from agentsvc.testing import CHECKS, WORKLOAD, CheckStatus, KitOptions, check_backend, skeleton
 
 _KIT_SPEC: Final = "kit"
 _WEB: Final = Port(name="web")
@@ -77,8 +77,8 @@ def check(
     config = load_config(config_file).config
     options = _options(image, spec)
     counts = asyncio.run(_check(load_plugins(config), config, backend, options, _names(only)))
-    click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
-    if counts[Outcome.FAILED]:
+    click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in CheckStatus))
+    if counts[CheckStatus.FAILED]:
         raise CommandFailed(f"the backend `{backend}` does not keep the contract")
 
 
@@ -143,7 +143,7 @@ async def _probe(host: PluginHost, config: Config) -> dict[str, Health]:
 
 async def _check(
     host: PluginHost, config: Config, name: str, options: KitOptions, only: frozenset[str]
-) -> Counter[Outcome]:
+) -> Counter[CheckStatus]:
     async with opened(host, config) as registry:
         if name not in registry.names():
             raise CommandFailed(
@@ -151,7 +151,7 @@ async def _check(
             )
         backend = registry.get(name)
         _check_orders(backend, options)
-    counts: Counter[Outcome] = Counter()
+    counts: Counter[CheckStatus] = Counter()
     async for result in check_backend(type(backend), backend.config, options, only=only):
         counts[result.outcome] += 1
         reason = f": {result.reason}" if result.reason else ""

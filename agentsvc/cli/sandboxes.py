@@ -7,7 +7,7 @@ import click
 
 from agentsvc.cli.client import PAGE, Api
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
+from agentsvc.cli.server import IdParam, ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.talk import SANDBOXES, only
 from agentsvc.cli.text import clean, columns, confirm, fields, moment, print_found, short
 
@@ -22,7 +22,7 @@ def _find(api: Api, sandbox_id: str) -> dict[str, Any]:
     return only(found, "sandboxes", sandbox_id)
 
 
-_of_sandbox: Final = found_options(_find, Id(SANDBOXES))
+_of_sandbox: Final = found_options(_find, IdParam(SANDBOXES))
 
 
 @click.group(

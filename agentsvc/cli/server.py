@@ -81,7 +81,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _server_options(called)
 
 
-class Id(click.ParamType[str]):
+class IdParam(click.ParamType[str]):
     """The id of something that a search lists, or its beginning; shells complete it."""
 
     name = "id"
@@ -106,7 +106,7 @@ class Id(click.ParamType[str]):
 
 
 def found_options(
-    find: Callable[[Api, str], dict[str, Any]], kind: Id | None = None, metavar: str = "ID"
+    find: Callable[[Api, str], dict[str, Any]], kind: IdParam | None = None, metavar: str = "ID"
 ) -> Decorator:
     """Give a command the server, and what its argument names there, as `api` and `found`."""
 
@@ -122,7 +122,7 @@ def found_options(
     return decorate
 
 
-class Login(msgspec.Struct, frozen=True, kw_only=True):
+class StoredLogin(msgspec.Struct, frozen=True, kw_only=True):
     """The server that commands are for until `agentsvc logout`."""
 
     url: str
@@ -134,10 +134,10 @@ def login_file() -> Path:
     return schema.config_dir(os.environ) / "login.json"
 
 
-def find_login() -> Login | None:
+def find_login() -> StoredLogin | None:
     """Return who is logged in where, if anybody is."""
     try:
-        return msgspec.json.decode(login_file().read_bytes(), type=Login)
+        return msgspec.json.decode(login_file().read_bytes(), type=StoredLogin)
     except (OSError, msgspec.DecodeError):
         return None
 

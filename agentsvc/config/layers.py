@@ -29,7 +29,7 @@ _PLAIN_WORDS: Final[Mapping[type, str]] = {
 _HINT: Final = "run `agentsvc config default` to see every key with its default"
 
 
-class Origin(StrEnum):
+class ConfigSource(StrEnum):
     """The layer a value is from."""
 
     DEFAULT = "default"
@@ -38,11 +38,11 @@ class Origin(StrEnum):
     COMMAND_LINE = "command line"
 
 
-class Layers(Struct, frozen=True, kw_only=True):
+class ConfigLayers(Struct, frozen=True, kw_only=True):
     """The merged layers: a tree of checked values, and the origin of every key."""
 
     values: dict[str, Any]
-    origins: dict[str, Origin]
+    origins: dict[str, ConfigSource]
 
 
 class _EmptyTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class _Given(Struct, frozen=True):
 
     key: tuple[str, ...]
     value: Any
-    origin: Origin
+    origin: ConfigSource
     source: str
     base: Path | None = None
 
@@ -71,7 +71,7 @@ def read(
     other_variables: frozenset[str],
     overrides: Mapping[str, Any],
     retired: Mapping[str, str],
-) -> Layers:
+) -> ConfigLayers:
     """Merge file, environment and command line over the defaults of a struct.
 
     Raises StartFailed for a file that cannot be read, a key that does not exist (with the nearest
@@ -84,13 +84,13 @@ def read(
                 f"`{given.name}` in {given.source} is no longer a key", hint=retired[given.name]
             )
         merged[given.key] = given
-    origins = dict.fromkeys(known_keys(schema), Origin.DEFAULT)
+    origins = dict.fromkeys(known_keys(schema), ConfigSource.DEFAULT)
     values: dict[str, Any] = {}
     for key, given in merged.items():
         _put(values, key, _checked(schema, given))
         if len(key) > _SECTION:
             origins[given.name] = given.origin
-    return Layers(values=values, origins=origins)
+    return ConfigLayers(values=values, origins=origins)
 
 
 def known_keys(schema: type[Struct]) -> list[str]:
@@ -158,13 +158,13 @@ def _all_given(
     for name, value in overrides.items():
         if value is not None:
             key = tuple(name.split(".", _SECTION_KEY))
-            yield _Given(key, value, origin=Origin.COMMAND_LINE, source="the command line")
+            yield _Given(key, value, origin=ConfigSource.COMMAND_LINE, source="the command line")
 
 
 def _from_file(schema: type[Struct], file: Path) -> Iterator[_Given]:
     for section, table in _parsed(file).items():
         for key, value in _leaves((section,), table, _length(schema, section) - _SECTION):
-            yield _Given(key, value, origin=Origin.FILE, source=str(file), base=file.parent)
+            yield _Given(key, value, origin=ConfigSource.FILE, source=str(file), base=file.parent)
 
 
 def _leaves(key: tuple[str, ...], value: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -195,7 +195,9 @@ def _from_variable(variable: str, text: str, tables: set[tuple[str, ...]]) -> _G
     key = tuple(variable.removeprefix(PREFIX).lower().split("__", _SECTION_KEY))
     # Variables are upper case; a table of the file may be spelled in any case.
     spelled = next((table for table in tables if tuple(map(str.lower, table)) == key[:2]), key[:2])
-    return _Given(key=(*spelled, *key[2:]), value=text, origin=Origin.ENVIRONMENT, source=variable)
+    return _Given(
+        key=(*spelled, *key[2:]), value=text, origin=ConfigSource.ENVIRONMENT, source=variable
+    )
 
 
 # What a key takes
@@ -257,7 +259,7 @@ def _converted(given: _Given, kind: Any) -> Any:
     if kind is _EmptyTable:
         msgspec.convert(given.value, kind)
         return {}
-    if given.origin is Origin.FILE or not isinstance(given.value, str):
+    if given.origin is ConfigSource.FILE or not isinstance(given.value, str):
         return _finite(msgspec.convert(given.value, kind))
     failure = msgspec.ValidationError("")
     for candidate in _readings(given.value, kind):

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from agentsvc.base import StartFailed
 from agentsvc.config import layers
 from agentsvc.config.conversations import ConversationsConfig, EventsConfig, ModelsConfig
-from agentsvc.config.layers import Origin
+from agentsvc.config.layers import ConfigSource
 from agentsvc.config.sandboxes import ArchivesConfig, SandboxesConfig, SpecConfig
 from agentsvc.plugin.egress import parse_policy
 
@@ -257,7 +257,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """A configuration and where it came from."""
 
     config: Config
-    origins: dict[str, Origin]
+    origins: dict[str, ConfigSource]
     """For every key, dotted, the layer its value is from."""
     path: Path | None
     """The config file that was read, if one was."""

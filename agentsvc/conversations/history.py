@@ -58,7 +58,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a copied history: one that there was, or one that ends a tool call."""
 
     id: str
@@ -76,13 +76,13 @@ def read_step(event: StoredEvent) -> Step | None:
     return step if step is not None and _ID.fullmatch(step.id) else None
 
 
-def lines_of(steps: Iterable[Step]) -> list[Line]:
+def lines_of(steps: Iterable[Step]) -> list[HistoryLine]:
     """Return what the agent knew, oldest first, given all events in the order of their times."""
     branch = [step for step in _branch(list(steps)) if step.kind not in _TOLD_ONLY]
     return list(_closed([step for step in branch if not step.truncated]))
 
 
-def with_prompt(lines: Sequence[Line], steps: Sequence[Step]) -> list[Line]:
+def with_prompt(lines: Sequence[HistoryLine], steps: Sequence[Step]) -> list[HistoryLine]:
     """Return the lines behind instructions for the agent, made where it has none to begin with."""
     prompts = {step.id: step for step in steps if step.kind == "SystemPromptEvent"}
     if not lines or any(line.id in prompts for line in lines[:_PROMPT_WITHIN]):
@@ -96,7 +96,7 @@ def with_prompt(lines: Sequence[Line], steps: Sequence[Step]) -> list[Line]:
         "tools": [],
         "kind": "SystemPromptEvent",
     }
-    return [Line(id=event_id, made=made), *lines]
+    return [HistoryLine(id=event_id, made=made), *lines]
 
 
 def without_parent(body: bytes) -> bytes:
@@ -159,7 +159,7 @@ def _last_real(steps: Sequence[Step]) -> list[int | None]:
     return found
 
 
-def _closed(branch: Sequence[Step]) -> Iterable[Line]:
+def _closed(branch: Sequence[Step]) -> Iterable[HistoryLine]:
     """Yield the events with each tool call answered, and without answers to no call."""
     answered = {
         step.tool_call_id for step in branch if step.kind != "ActionEvent" and step.tool_call_id
@@ -171,20 +171,20 @@ def _closed(branch: Sequence[Step]) -> Iterable[Line]:
             # Models want all answers before anything else is said.
             yield from map(_closing, due)
             due.clear()
-            yield Line(id=step.id)
+            yield HistoryLine(id=step.id)
         elif step.kind == "ActionEvent":
             called.add(step.tool_call_id)
             if step.tool_call_id not in answered:
                 due.append(step)
-            yield Line(id=step.id)
+            yield HistoryLine(id=step.id)
         elif step.tool_call_id in called:
-            yield Line(id=step.id)
+            yield HistoryLine(id=step.id)
     yield from map(_closing, due)
 
 
-def _closing(action: Step) -> Line:
+def _closing(action: Step) -> HistoryLine:
     event_id = dashed(new_id())
-    return Line(
+    return HistoryLine(
         id=event_id,
         made={
             "id": event_id,

@@ -18,7 +18,7 @@ from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.event_table import EventQuery
 from agentsvc.conversations.history import (
-    Line,
+    HistoryLine,
     Step,
     lines_of,
     moved_event,
@@ -60,7 +60,7 @@ class HistoryTransfer:
         if not lines or await agent.find_conversation(conversation_id) is not None:
             return False
         moved = moved_event(conversation_id, event_time(), old_dir=old_dir, new_dir=new_dir)
-        lines.append(Line(id=moved["id"], made=moved))
+        lines.append(HistoryLine(id=moved["id"], made=moved))
         file = f"{await agent.home()}/.agentsvc-history-{conversation_id}.tar"
         async with aclosing(self._pack(conversation_id, lines)) as parts:
             await agent.upload(file, parts, time_limit=self._time_limit)
@@ -89,7 +89,9 @@ class HistoryTransfer:
             " Choose a sandbox spec with a newer one"
         )
 
-    async def _pack(self, conversation_id: str, lines: list[Line]) -> AsyncGenerator[bytes, None]:
+    async def _pack(
+        self, conversation_id: str, lines: list[HistoryLine]
+    ) -> AsyncGenerator[bytes, None]:
         """Yield a tar file of the events; one of them at a time is in memory."""
         for number, line in enumerate(lines):
             if line.made is None:

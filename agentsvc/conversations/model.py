@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.agentserver import TokenUsage as AgentTokenUsage
+from agentsvc.agentserver import AgentTokenUsage
 from agentsvc.base import Secret
 from agentsvc.domain import (
     ConversationSort,

@@ -18,7 +18,7 @@ from agentsvc.storage import Vault
 _CONTEXT: Final = "provider-pass"
 
 
-class Lookup(msgspec.Struct, frozen=True, kw_only=True):
+class SecretLookup(msgspec.Struct, frozen=True, kw_only=True):
     """Where a sandbox gets the value of one secret, and the header it sends there."""
 
     url: str
@@ -59,11 +59,11 @@ class LookupTokens:
 
 async def make_lookups(
     sandbox: Sandbox, secrets: SecretStore, passes: LookupTokens, internal_url: str
-) -> dict[str, Lookup]:
+) -> dict[str, SecretLookup]:
     """Return how a sandbox asks for each secret of its user, by the name that commands know."""
     base = f"{internal_url}/api/v1"
     found = {
-        token_variable(Provider(provider)): Lookup(
+        token_variable(Provider(provider)): SecretLookup(
             url=f"{base}/webhooks/secrets",
             header="X-Access-Token",
             key=passes.sign(ProviderPass(sandbox_id=sandbox.id, provider=Provider(provider))),
@@ -73,7 +73,7 @@ async def make_lookups(
     }
     names = await secrets.custom_secret_names(sandbox.user_id)
     for name, description in names.items():
-        found[name] = Lookup(
+        found[name] = SecretLookup(
             url=f"{base}/sandboxes/{sandbox.id}/settings/secrets/{name}",
             header="X-Session-API-Key",
             key=sandbox.session_key,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from agentsvc.base import InvalidRequest, decode_cursor
 from agentsvc.domain import ConversationSort, StartSort
-from agentsvc.storage import Page, Row, cut
+from agentsvc.storage import Row, SqlPage, cut
 
 
-def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> Page:
+def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> SqlPage:
     """Return the page behind a page id; raises InvalidRequest for a foreign one."""
     column, after = _column_of(sort), None
     if page_id is not None:
@@ -18,7 +18,7 @@ def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> Page:
             )
         after = (key, last)
     expression = "coalesce(title, '')" if column == "title" else column
-    return Page(expression=expression, descending=sort.endswith("_DESC"), after=after)
+    return SqlPage(expression=expression, descending=sort.endswith("_DESC"), after=after)
 
 
 def cut_sorted(

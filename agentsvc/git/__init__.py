@@ -7,11 +7,11 @@ providers have in common, and reads their tables; `lookup` says how those name p
 """
 
 from agentsvc.git.checkout import Checkout as Checkout
+from agentsvc.git.checkout import DefaultBranch as DefaultBranch
 from agentsvc.git.checkout import GitRemote as GitRemote
-from agentsvc.git.checkout import Head as Head
 from agentsvc.git.client import ANSWER_MAX as ANSWER_MAX
 from agentsvc.git.client import Answer as Answer
-from agentsvc.git.client import Api as Api
+from agentsvc.git.client import GitApi as GitApi
 from agentsvc.git.client import page_in as page_in
 from agentsvc.git.client import refused as refused
 from agentsvc.git.hosting import REPOSITORY_LOC as REPOSITORY_LOC
@@ -33,7 +33,7 @@ from agentsvc.git.lookup import parts as parts
 from agentsvc.git.lookup import quoted as quoted
 from agentsvc.git.lookup import quoted_path as quoted_path
 from agentsvc.git.lookup import resolve as resolve
-from agentsvc.git.microagents import Microagent as Microagent
+from agentsvc.git.microagents import MicroagentFile as MicroagentFile
 from agentsvc.git.model import PAGE_MAX as PAGE_MAX
 from agentsvc.git.model import Branch as Branch
 from agentsvc.git.model import BranchQuery as BranchQuery

@@ -83,7 +83,7 @@ class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port:address` of what was checked, so that no other one is called."""
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class DefaultBranch(msgspec.Struct, frozen=True, kw_only=True):
     """Where the default branch of a repository is."""
 
     branch: str
@@ -110,7 +110,7 @@ class Checkout:
     async def __aexit__(self, *_: object) -> None:
         await self._remove()
 
-    async def branch(self, name: str) -> Head:
+    async def branch(self, name: str) -> DefaultBranch:
         """Return where a branch is; raises NotFound, and InvalidRequest for what git takes as no name."""
         check_branch(name)
         ref = f"refs/heads/{name}"
@@ -118,9 +118,9 @@ class Checkout:
         found = re.search(rf"^([0-9a-f]{{40,64}})\t{re.escape(ref)}$", lines, re.MULTILINE)
         if found is None:
             raise NotFound(f"The repository has no branch `{name}`")
-        return Head(branch=name, commit=found[1])
+        return DefaultBranch(branch=name, commit=found[1])
 
-    async def head(self) -> Head:
+    async def head(self) -> DefaultBranch:
         """Return where the default branch is; raises NotFound without one whose name can be taken."""
         lines = await self._git("ls-remote", "--symref", self.remote.url, "HEAD", is_remote=True)
         found = re.match(r"ref: refs/heads/(\S+)\tHEAD\n([0-9a-f]{40,64})\tHEAD", lines)
@@ -131,7 +131,7 @@ class Checkout:
         except (InvalidRequest, UnicodeEncodeError) as exc:
             shown = ascii(found[1][:_SHOWN])
             raise NotFound(f"The name of the default branch is not taken: {shown}") from exc
-        return Head(branch=found[1], commit=found[2])
+        return DefaultBranch(branch=found[1], commit=found[2])
 
     async def fetch(self, commit: str, compared_to: str | None = None) -> None:
         """Fetch a commit without its history; raises NotFound for one that is not there.

@@ -78,7 +78,7 @@ class Answer[T](Struct, frozen=True, kw_only=True):
         return int(text) if text.isdecimal() and len(text) < _DIGITS_MAX else None
 
 
-class Api(Struct, frozen=True, kw_only=True, eq=False):
+class GitApi(Struct, frozen=True, kw_only=True, eq=False):
     """The API of one service, as one token opens it.
 
     `rest` is the address below which every path is, `graphql` where queries in GraphQL go, if the

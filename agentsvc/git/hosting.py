@@ -14,7 +14,7 @@ from msgspec import Struct
 from agentsvc.base import MAX_INT, BadRequest, InvalidRequest, NotFound
 from agentsvc.domain import SuggestedTask, TaskType
 from agentsvc.domain import repositories as git
-from agentsvc.git.client import ITEMS_MAX, Answer, Api, Value
+from agentsvc.git.client import ITEMS_MAX, Answer, GitApi, Value
 from agentsvc.git.lookup import Lookup, find, parts, quoted, quoted_path, resolve
 from agentsvc.git.model import (
     PAGE_MAX,
@@ -128,7 +128,7 @@ class Hosting:
     changed: ClassVar[Lookup] = _no("files")
     """When the last change below a `{file}` was."""
 
-    def __init__(self, api: Api, base: str) -> None:
+    def __init__(self, api: GitApi, base: str) -> None:
         self.api = self._api = api
         self._base = base
 

@@ -22,7 +22,7 @@ _TRIGGERS: Final = re.compile(
 )
 
 
-class Microagent(Struct, frozen=True, kw_only=True):
+class MicroagentFile(Struct, frozen=True, kw_only=True):
     """What a microagent says, and the words that call for it."""
 
     content: str
@@ -47,12 +47,12 @@ def microagents_in(files: Iterable[File]) -> list[File]:
     return sorted(found, key=lambda one: one.name)
 
 
-def read_microagent(text: str) -> Microagent:
+def read_microagent(text: str) -> MicroagentFile:
     """Return a microagent without its head, from which the triggers are."""
     head = _HEAD.match(text)
     if head is None:
-        return Microagent(content=text, triggers=[])
-    return Microagent(content=text[head.end() :].strip(), triggers=_triggers(head.group(1)))
+        return MicroagentFile(content=text, triggers=[])
+    return MicroagentFile(content=text[head.end() :].strip(), triggers=_triggers(head.group(1)))
 
 
 def _triggers(head: str) -> list[str]:

@@ -30,7 +30,7 @@ from agentsvc.base import (
 from agentsvc.domain import Provider, SuggestedTask
 from agentsvc.domain import repositories as git
 from agentsvc.git.checkout import Checkout, GitRemote, address_of
-from agentsvc.git.client import Api, not_public, unavailable
+from agentsvc.git.client import GitApi, not_public, unavailable
 from agentsvc.git.github import GitHub
 from agentsvc.git.gitlab import GitLab
 from agentsvc.git.hosting import Hosting
@@ -38,7 +38,7 @@ from agentsvc.git.lookup import PATH_LOC
 from agentsvc.git.microagents import (
     EXTENSION,
     MICROAGENT_MAX,
-    Microagent,
+    MicroagentFile,
     directory_of,
     microagents_in,
     read_microagent,
@@ -260,7 +260,7 @@ class GitProviders(msgspec.Struct, eq=False):
 
     async def get_microagent(
         self, user_id: str, repository: str, path: str
-    ) -> tuple[Microagent, Provider]:
+    ) -> tuple[MicroagentFile, Provider]:
         """Return one microagent of a repository, and the provider that has it.
 
         Raises InvalidRequest for a path of something else, and NotFound for a larger file.
@@ -277,7 +277,7 @@ class GitProviders(msgspec.Struct, eq=False):
 
     async def api(
         self, user_id: str, provider: Provider, token: ProviderToken | None = None
-    ) -> Api:
+    ) -> GitApi:
         """Return the API of a service, as a token opens it; without one, that of a user."""
         return (await self.hosting(user_id, provider, token)).api
 
@@ -332,7 +332,7 @@ class GitProviders(msgspec.Struct, eq=False):
         if not is_trusted:
             self._check_literal(provider, base)
         places = kind.places(base, is_usual=base == f"https://{usual}")
-        api = Api(
+        api = GitApi(
             session=session,
             time_limit=self.time_limit,
             provider=provider,

@@ -16,7 +16,7 @@ _MAX: Final = 64
 """How many streams one WebSocket may have beside its own."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class StreamItem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is told; `data` is JSON."""
 
     type: str
@@ -29,12 +29,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Why a stream ends: a last server-sent event, or the code and reason a WebSocket closes with."""
 
-    message: Message | None
+    message: StreamItem | None
     code: int
     reason: str = ""
 
 
-type Item = Message | StreamEnd | None
+type Item = StreamItem | StreamEnd | None
 """None says that nothing has happened for a while."""
 type Items = AsyncGenerator[Item, None]
 
@@ -68,7 +68,7 @@ class FollowedStreams:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        send: Callable[[Message], Awaitable[None]],
+        send: Callable[[StreamItem], Awaitable[None]],
         find: Finder | None,
     ) -> None:
         self._group = group
@@ -107,7 +107,7 @@ class FollowedStreams:
 
     async def _refuse(self, wanted: Follow, reason: str) -> None:
         data = encode({"reason": reason})
-        await self._send(Message(type="end", data=data, stream=wanted.stream))
+        await self._send(StreamItem(type="end", data=data, stream=wanted.stream))
 
     async def _send_items(self, name: str, items: Items) -> None:
         async with aclosing(items):

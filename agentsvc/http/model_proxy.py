@@ -12,7 +12,7 @@ from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
 from agentsvc.http.routes import Described, Routes, Scope
 from agentsvc.http.wire import read_apart, read_text
-from agentsvc.models import Answer, BadQuestion, to_question
+from agentsvc.models import BadQuestion, ModelAnswer, to_question
 
 _PASSING: Final = frozenset(
     {
@@ -141,7 +141,7 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
         raise
 
 
-async def _pass_on(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def _pass_on(request: web.Request, answer: ModelAnswer) -> web.StreamResponse:
     """Send an answer as it comes, a refusal as the model words it.
 
     One that is whole is sent when it has been counted, unless it is too large to be kept so long.

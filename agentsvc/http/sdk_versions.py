@@ -76,7 +76,7 @@ _IMPORTED: Final = frozenset(
 """The tools that programs of all versions know, whatever they import of `openhands.tools`."""
 
 
-class Reader:
+class EventReader:
     """Puts events into the form that one version reads; what it leaves out is nowhere changed."""
 
     def __init__(self, version: Version) -> None:
@@ -162,9 +162,9 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=64)
-def reader_of(version: Version | None) -> Reader | None:
+def reader_of(version: Version | None) -> EventReader | None:
     """Return what puts events into the form of a version, None where they stay as they are."""
-    return None if version is None or version >= COMPLETE else Reader(version)
+    return None if version is None or version >= COMPLETE else EventReader(version)
 
 
 def version_of_start(body: bytes) -> Version | None:

@@ -14,7 +14,7 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.accounts import Principal
 from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound, TooManyRequests
-from agentsvc.http.following import Finder, FollowedStreams, Items, Message, StreamEnd
+from agentsvc.http.following import Finder, FollowedStreams, Items, StreamEnd, StreamItem
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import (
@@ -40,7 +40,7 @@ _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
 def _ended(reason: str, code: int) -> StreamEnd:
-    message = Message(type="end", data=encode({"reason": reason}))
+    message = StreamItem(type="end", data=encode({"reason": reason}))
     return StreamEnd(message=message, code=code, reason=reason)
 
 
@@ -92,7 +92,7 @@ def resync(last: int | None) -> StreamEnd:
     """Return the end after which a client has to go on behind this event, or begin anew."""
     shown = None if last is None or last < 0 else last
     return StreamEnd(
-        message=Message(type="resync", data=encode({"last_event_id": shown}), id=last),
+        message=StreamItem(type="resync", data=encode({"last_event_id": shown}), id=last),
         code=RESYNC_CODE,
         reason="" if shown is None else str(shown),
     )
@@ -210,7 +210,7 @@ class _Lines:
         """Return once the client has gone; `on_text` gets what it says."""
         await gone.wait()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: StreamItem) -> None:
         """Send a message, waiting while the client does not take it."""
         await self.response.write(_to_lines(message))
 
@@ -261,7 +261,7 @@ class _Socket:
             elif said.type is WSMsgType.TEXT:
                 await on_text(said.data)
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: StreamItem) -> None:
         await self._socket.send_frame(_to_text(message), WSMsgType.TEXT)
 
     async def beat(self) -> None:
@@ -280,7 +280,7 @@ async def _send_items(line: _Line, items: Items) -> StreamEnd | None:
         match item:
             case StreamEnd():
                 return item
-            case Message():
+            case StreamItem():
                 await line.send(item)
             case None:
                 await line.beat()
@@ -309,7 +309,7 @@ async def _quietly(work: Awaitable[StreamEnd | None]) -> StreamEnd | None:
     return None
 
 
-def _to_lines(message: Message) -> bytes:
+def _to_lines(message: StreamItem) -> bytes:
     """Return a server-sent event; line breaks in JSON are blanks, and would end its line."""
     lines = [b"event: " + message.type.encode()]
     if message.id is not None:
@@ -318,7 +318,7 @@ def _to_lines(message: Message) -> bytes:
     return b"\n".join((*lines, b"", b""))
 
 
-def _to_text(message: Message) -> bytes:
+def _to_text(message: StreamItem) -> bytes:
     number = b"" if message.id is None else b',"id":%d' % message.id
     stream = b"" if message.stream is None else b',"stream":' + encode(message.stream)
     head = b'{"type":' + encode(message.type) + stream + number

@@ -10,7 +10,7 @@ from agentsvc.models.catalogue import ModelProvider as ModelProvider
 from agentsvc.models.check import Checked as Checked
 from agentsvc.models.check import check_model as check_model
 from agentsvc.models.hosts import host_of as host_of
-from agentsvc.models.proxy import Answer as Answer
+from agentsvc.models.proxy import ModelAnswer as ModelAnswer
 from agentsvc.models.proxy import ModelProxy as ModelProxy
 from agentsvc.models.proxy import ModelSilent as ModelSilent
 from agentsvc.models.wire import MAX_USED as MAX_USED

@@ -29,7 +29,7 @@ class ModelSilent(ModelUnavailable):
     """The model has heard the question and says nothing: what that costs is not known."""
 
 
-class Answer:
+class ModelAnswer:
     """What a model answers, as it comes."""
 
     def __init__(self, response: aiohttp.ClientResponse, upstream: Upstream, asked: int) -> None:
@@ -114,14 +114,14 @@ class ModelProxy:
         return await may_ask(base_url, self._reach)
 
     @contextlib.asynccontextmanager
-    async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[Answer]:
+    async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[ModelAnswer]:
         """Ask a model; raises ModelUnavailable where it does not answer, or may not be asked."""
         # What goes wrong with who reads the answer is nothing that the model has done.
         async with (
             self._reach.session() as session,
             await self._post(session, upstream, path, body) as response,
         ):
-            yield Answer(response, upstream, len(body))
+            yield ModelAnswer(response, upstream, len(body))
 
     async def _post(
         self, session: aiohttp.ClientSession, upstream: Upstream, path: str, body: bytes

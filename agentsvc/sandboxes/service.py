@@ -55,7 +55,7 @@ from agentsvc.sandboxes.state import Sandbox, Target, failure_of
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
-from agentsvc.storage import Page, Queryable, Transaction, cut, note_effect
+from agentsvc.storage import Queryable, SqlPage, Transaction, cut, note_effect
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -189,7 +189,7 @@ class Sandboxes:
         self, user_id: str, *, page_id: str | None, limit: int
     ) -> tuple[list[Sandbox], str | None]:
         """Return a page of a user's sandboxes, newest first, and the id of the next page."""
-        found = await self._table.search(user_id, Page.newest_first(page_id), limit + 1)
+        found = await self._table.search(user_id, SqlPage.newest_first(page_id), limit + 1)
         return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def find_running(self, user_id: str) -> list[Sandbox]:

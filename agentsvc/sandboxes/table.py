@@ -10,7 +10,16 @@ import msgspec
 from agentsvc.base import Secret, now, sha256, to_stored
 from agentsvc.plugin import Handle, Phase, Report
 from agentsvc.sandboxes.state import Sandbox, SandboxSummary, Target
-from agentsvc.storage import Database, Page, Queryable, Row, Transaction, Vault, record_of, row_of
+from agentsvc.storage import (
+    Database,
+    Queryable,
+    Row,
+    SqlPage,
+    Transaction,
+    Vault,
+    record_of,
+    row_of,
+)
 
 _SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, reason, exit_code, handle,
     endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at,
@@ -202,7 +211,7 @@ class SandboxTable:
             )
         )
 
-    async def search(self, user_id: str, page: Page, limit: int) -> list[Sandbox]:
+    async def search(self, user_id: str, page: SqlPage, limit: int) -> list[Sandbox]:
         """Return so many of a user's sandboxes, from where a page begins."""
         where, params = ["user_id = :user_id", "target <> 'deleted'"], {"user_id": user_id}
         return await self._find_all(page.sql("", where, params, limit), params)

@@ -18,7 +18,7 @@ from agentsvc.storage.database_file import vacuum_file as vacuum_file
 from agentsvc.storage.installation import Installation as Installation
 from agentsvc.storage.installation import change_master_key as change_master_key
 from agentsvc.storage.installation import check_master_key as check_master_key
-from agentsvc.storage.paging import Page as Page
+from agentsvc.storage.paging import SqlPage as SqlPage
 from agentsvc.storage.paging import cut as cut
 from agentsvc.storage.queries import Queryable as Queryable
 from agentsvc.storage.queries import Row as Row

@@ -8,7 +8,7 @@ import msgspec
 from agentsvc.base import decode_cursor, encode_cursor
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class SqlPage(msgspec.Struct, frozen=True, kw_only=True):
     """The SQL of one page of rows: conditions, and order."""
 
     expression: str = "created_at"
@@ -17,7 +17,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """The value of the expression and the id of the last row of the page before."""
 
     @classmethod
-    def newest_first(cls, page_id: str | None) -> "Page":
+    def newest_first(cls, page_id: str | None) -> "SqlPage":
         """Return the page behind a page id; raises InvalidRequest for a foreign one."""
         return cls(after=None if page_id is None else decode_cursor(page_id, str, str))
 

@@ -9,7 +9,7 @@ from agentsvc.testing.backend import FakeBackend as FakeBackend
 from agentsvc.testing.backend import FakeConfig as FakeConfig
 from agentsvc.testing.backend import FakeWorld as FakeWorld
 from agentsvc.testing.kit import CheckResult as CheckResult
-from agentsvc.testing.kit import Outcome as Outcome
+from agentsvc.testing.kit import CheckStatus as CheckStatus
 from agentsvc.testing.kit import backend_contract as backend_contract
 from agentsvc.testing.kit import check_backend as check_backend
 from agentsvc.testing.llm import MODEL as MODEL

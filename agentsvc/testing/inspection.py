@@ -106,7 +106,7 @@ def calls_of(
     }
 
 
-class Records(logging.Handler):
+class LogRecords(logging.Handler):
     """Keeps all that is logged."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from agentsvc.testing.checks import CHECKS, Check
 from agentsvc.testing.rig import Backend, KitOptions, open_rig
 
 
-class Outcome(StrEnum):
+class CheckStatus(StrEnum):
     """How a check ended."""
 
     PASSED = "passed"
@@ -30,7 +30,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """One check's name, how it ended and, unless it passed, why."""
 
     name: str
-    outcome: Outcome
+    outcome: CheckStatus
     reason: str = ""
 
 
@@ -81,12 +81,12 @@ async def check_backend(
         if only and check.name not in only:
             continue
         reason = check.why_skipped(kind, options)
-        outcome = Outcome.SKIPPED if reason else Outcome.PASSED
+        outcome = CheckStatus.SKIPPED if reason else CheckStatus.PASSED
         if not reason:
             try:
                 await run_check(check, kind, config, options)
             except Exception as exc:  # noqa: BLE001  # whatever a backend raises is the result
-                outcome, reason = Outcome.FAILED, f"{type(exc).__name__}: {exc}"
+                outcome, reason = CheckStatus.FAILED, f"{type(exc).__name__}: {exc}"
         yield CheckResult(name=check.name, outcome=outcome, reason=reason)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected, Unsupported, new_key
 from agentsvc.plugin import Capability, Isolation, Limits, Network, Order, Phase, Spec
-from agentsvc.testing.inspection import Records, all_arguments, calls_of, still_seconds
+from agentsvc.testing.inspection import LogRecords, all_arguments, calls_of, still_seconds
 from agentsvc.testing.promises import check
 from agentsvc.testing.rig import Backend, KitOptions, Rig, expect, expect_error, together
 
@@ -112,7 +112,7 @@ async def an_unreachable_control_plane_is_not_gone(rig: Rig) -> None:
 async def a_secret_arrives_and_shows_nowhere_else(rig: Rig) -> None:
     """Check that a secret is in the sandbox's environment and nowhere else."""
     secret = new_key()
-    records = Records()
+    records = LogRecords()
     logging.getLogger().addHandler(records)
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.DEBUG)

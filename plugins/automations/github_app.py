@@ -23,7 +23,7 @@ from agentsvc.base import (
     parse_time,
 )
 from agentsvc.extension.conversations import Provider, check_repository
-from agentsvc.extension.git import Api, GitProviders, ProviderToken, part_of
+from agentsvc.extension.git import GitApi, GitProviders, ProviderToken, part_of
 from agentsvc.extension.storage import Database, Queryable, Records, Transaction, Vault, row_of
 
 _MOVED: Final = re.compile(r"/repositories/([0-9]{1,15})/installation")
@@ -147,7 +147,7 @@ class GithubApps:
 
     # Inside
 
-    async def _api(self, app: GithubApp) -> Api:
+    async def _api(self, app: GithubApp) -> GitApi:
         """Return the host's API as the App itself opens it."""
         private_key = self.keys_of(app).private_key
         text = await asyncio.to_thread(_signed, app.app_id, private_key)

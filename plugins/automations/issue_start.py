@@ -15,7 +15,7 @@ from agentsvc.base import NotFound
 from agentsvc.extension.agents import PendingKind, PendingMessage
 from agentsvc.extension.conversations import StartOrder, StartTask, WhenFull, text_message
 from agentsvc.extension.conversations import Trigger as StartTrigger
-from agentsvc.extension.git import Head
+from agentsvc.extension.git import DefaultBranch
 from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
@@ -150,7 +150,7 @@ class IssueStarter:
         except NotFound as exc:
             # Nothing of that is the automation's failure.
             raise EventIgnored(exc.message) from exc
-        head = Head(branch=base.branch, commit=opened["commit"])
+        head = DefaultBranch(branch=base.branch, commit=opened["commit"])
         work = _work(automation, run, head, opened, is_pull=True, is_answer=True)
         payload = {"pull_request": {**opened, "body": opened["text"]}}
         text = fill(automation.definition.prompt or "", payload, run.due_at)
@@ -299,13 +299,15 @@ async def _check_actor(
         raise EventIgnored(detail)
 
 
-def _rules(automation: Automation, head: Head) -> str:
+def _rules(automation: Automation, head: DefaultBranch) -> str:
     trigger = automation.definition.trigger
     may_change = isinstance(trigger, GitTrigger) and trigger.workflows
     return _RULES.format(base=head.branch) + ("" if may_change else _NO_WORKFLOWS)
 
 
-def _work(automation: Automation, run: Run, head: Head, about: HostRecord, **more: Any) -> WorkItem:
+def _work(
+    automation: Automation, run: Run, head: DefaultBranch, about: HostRecord, **more: Any
+) -> WorkItem:
     number = about["number"]
     return WorkItem(
         id=run.id,

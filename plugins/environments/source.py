@@ -3,7 +3,7 @@
 import msgspec
 
 from agentsvc.base import StartRefused
-from agentsvc.extension.git import Checkout, Head
+from agentsvc.extension.git import Checkout, DefaultBranch
 
 from .devcontainer import MAX_BYTES, PLACES, Devcontainer, beside, parse
 from .model import AUTO, NONE, Container
@@ -12,7 +12,7 @@ from .model import AUTO, NONE, Container
 class Source:
     """One commit of a repository."""
 
-    def __init__(self, checkout: Checkout, head: Head) -> None:
+    def __init__(self, checkout: Checkout, head: DefaultBranch) -> None:
         self.checkout = checkout
         self.head = head
 

@@ -7,10 +7,10 @@ import pytest
 
 from agentsvc.agentserver.client import AgentClient
 from agentsvc.agentserver.responses import (
+    AgentPage,
     BashOutput,
     ConversationStats,
     Output,
-    Page,
     StartedCommand,
     decode,
     decode_conversation,
@@ -65,7 +65,7 @@ def test_a_validation_error_names_the_places_but_not_the_input() -> None:
 def test_an_answer_of_very_many_values_is_not_decoded() -> None:
     many = b"[" + b"[]," * 1_000_000 + b"[]]"
     with pytest.raises(AgentRefused, match="more values than this server reads"):
-        decode(Page, b'{"items":' + many + b"}")
+        decode(AgentPage, b'{"items":' + many + b"}")
     assert "[[],[]" in error(400, b'{"detail":' + many + b"}").message
 
 

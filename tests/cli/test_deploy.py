@@ -14,7 +14,7 @@ import agentsvc
 from agentsvc.cli import cli
 from agentsvc.cli.deploy import FILES
 from agentsvc.config import schema as config
-from agentsvc.config.layers import Origin
+from agentsvc.config.layers import ConfigSource
 
 DIRECTORY = Path(agentsvc.__file__).parent / "deploy"
 ROOT = DIRECTORY.parents[1]
@@ -43,7 +43,7 @@ def test_the_variables_that_a_file_sets_are_keys_of_the_configuration(name: str)
     found = {key: value.strip("\"' }") for key, value in SETTING.findall(printed("show", name))}
     origins = config.load(None, {"HOME": "/nonexistent", **found}, {}).origins
     assert found
-    assert list(origins.values()).count(Origin.ENVIRONMENT) == len(found)
+    assert list(origins.values()).count(ConfigSource.ENVIRONMENT) == len(found)
 
 
 @pytest.mark.parametrize("name", FILES)

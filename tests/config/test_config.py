@@ -7,7 +7,7 @@ import pytest
 
 from agentsvc.base.errors import StartFailed
 from agentsvc.config import layers
-from agentsvc.config.layers import Origin
+from agentsvc.config.layers import ConfigSource
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.config.schema import Config, LogLevel, data_dir, find_file, load, settings_of
 from agentsvc.plugin.files import sections
@@ -34,7 +34,7 @@ def test_without_any_layer_everything_has_its_default() -> None:
     assert result.config == Config()
     assert result.path is None
     assert result.config.server.port == 3000
-    assert set(result.origins.values()) == {Origin.DEFAULT}
+    assert set(result.origins.values()) == {ConfigSource.DEFAULT}
     assert "conversations.title_tries" in result.origins
 
 
@@ -45,10 +45,10 @@ def test_each_layer_wins_over_the_ones_before_it(tmp_path: Path) -> None:
     result = load(file, environ, {"server.port": 3, "server.host": None})
     server = result.config.server
     assert (server.port, server.host, server.max_body_bytes) == (3, "environment", 2048)
-    assert result.origins["server.port"] is Origin.COMMAND_LINE
-    assert result.origins["server.host"] is Origin.ENVIRONMENT
-    assert result.origins["server.max_body_bytes"] is Origin.FILE
-    assert result.origins["server.data_dir"] is Origin.DEFAULT
+    assert result.origins["server.port"] is ConfigSource.COMMAND_LINE
+    assert result.origins["server.host"] is ConfigSource.ENVIRONMENT
+    assert result.origins["server.max_body_bytes"] is ConfigSource.FILE
+    assert result.origins["server.data_dir"] is ConfigSource.DEFAULT
     assert result.path == file
 
 

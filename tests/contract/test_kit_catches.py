@@ -18,11 +18,11 @@ from agentsvc.plugin.backend import RuntimeBackend
 from agentsvc.testing import (
     WORKLOAD,
     CheckResult,
+    CheckStatus,
     FakeBackend,
     FakeConfig,
     FakeWorld,
     KitOptions,
-    Outcome,
     backend_contract,
     check_backend,
 )
@@ -282,13 +282,13 @@ async def test_results_without_pytest_say_what_failed_and_why() -> None:
     with on_a_world(LosesTheExitCode) as (kind, options):
         results = [result async for result in check_backend(kind, FakeConfig(), options)]
     assert [result.name for result in results] == [check.name for check in CHECKS]
-    [failed] = [result for result in results if result.outcome is Outcome.FAILED]
+    [failed] = [result for result in results if result.outcome is CheckStatus.FAILED]
     assert failed == CheckResult(
         name="a_workload_that_exits_is_failed_with_its_exit_code",
-        outcome=Outcome.FAILED,
+        outcome=CheckStatus.FAILED,
         reason="AssertionError: the exit code is None, not 7",
     )
-    skipped = {result.reason for result in results if result.outcome is Outcome.SKIPPED}
+    skipped = {result.reason for result in results if result.outcome is CheckStatus.SKIPPED}
     assert skipped == {"it does not declare execute"}
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from agentsvc.base.errors import BadRequest
 from agentsvc.base.values import Secret
-from agentsvc.conversations.secret_lookup import Lookup
+from agentsvc.conversations.secret_lookup import SecretLookup
 from agentsvc.conversations.starting.agent_request import (
     AgentInputs,
     make_agent_body,
@@ -47,7 +47,7 @@ def body(order: StartOrder | None = None, **settings: Any) -> dict[str, Any]:
         working_dir="/srv/project",
         first_message=HELLO,
         lookups={
-            "DEPLOY_KEY": Lookup(
+            "DEPLOY_KEY": SecretLookup(
                 url="http://here/secrets/DEPLOY_KEY",
                 header="X-Session-API-Key",
                 key=Secret("session-1"),

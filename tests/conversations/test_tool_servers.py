@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.conversations.starting.tool_servers import Tool, without_tools
+from agentsvc.conversations.starting.tool_servers import ListedTool, without_tools
 
 TOOL = {"kind": "MCPToolDefinition"}
 
@@ -25,6 +25,6 @@ TOOL = {"kind": "MCPToolDefinition"}
 def test_a_server_is_known_by_the_names_of_its_tools(
     servers: list[str], tools: list[dict[str, Any]], without: list[str]
 ) -> None:
-    told = msgspec.convert(tools, list[Tool])
+    told = msgspec.convert(tools, list[ListedTool])
     given: dict[str, dict[str, Any]] = {name: {} for name in servers}
     assert list(without_tools(given, told)) == without

@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from agentsvc.base.errors import CapacityExceeded, TooManyRequests
-from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
+from agentsvc.http.server.connection_limit import ConnectionLimit, CountedConnection
 from agentsvc.plugin.egress import source_of
 
 FAR = "192.0.2.1"
@@ -26,7 +26,7 @@ class Watched:
         )
         self.evicted: list[str] = []
 
-    def enter(self, address: str, name: str = "") -> Connection:
+    def enter(self, address: str, name: str = "") -> CountedConnection:
         return self.limit.enter(address, lambda: self.evicted.append(name))
 
 

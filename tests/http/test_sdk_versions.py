@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentsvc.http.sdk_versions import (
-    Reader,
+    EventReader,
     Version,
     mark,
     parse_version,
@@ -49,7 +49,7 @@ def version_of(text: str) -> Version:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_version_gets_of_each_event_just_what_its_models_have(name: str) -> None:
-    kinds, reader = KNOWN[name], Reader(version_of(name))
+    kinds, reader = KNOWN[name], EventReader(version_of(name))
     for body in RECORDED:
         event: dict[str, Any] = json.loads(body)
         read = reader.event(body)
@@ -74,7 +74,7 @@ def test_a_version_that_reads_everything_gets_the_bytes_as_they_are() -> None:
     for name in ("1.54.0", "1.58.2"):
         assert reader_of(version_of(name)) is None
     assert reader_of(None) is None
-    assert all(Reader((1, 54)).event(body) is body for body in RECORDED)
+    assert all(EventReader((1, 54)).event(body) is body for body in RECORDED)
 
 
 @pytest.mark.parametrize("name", STARTS)
@@ -87,7 +87,7 @@ def test_a_start_shows_which_version_wrote_it(name: str) -> None:
     assert version <= version_of(name)
     # Nothing is given that it could not read, and what is withheld is known to be missing somewhere.
     for body in RECORDED:
-        read = Reader(version).event(body)
+        read = EventReader(version).event(body)
         if read is not None:
             event = json.loads(read)
             assert set(event) <= set(KNOWN[name][event["kind"]])
@@ -127,7 +127,7 @@ def test_what_the_sdk_did_not_write_shows_no_version(body: bytes) -> None:
     ],
 )
 def test_what_is_no_event_is_left_as_it_is(body: bytes) -> None:
-    assert Reader((1, 21)).answer(body) == body
+    assert EventReader((1, 21)).answer(body) == body
 
 
 def test_a_page_keeps_all_but_what_is_not_known() -> None:
@@ -136,7 +136,7 @@ def test_a_page_keeps_all_but_what_is_not_known() -> None:
         {"kind": "SecurityAnalysisEvent", "id": "d"},
     ]
     page = {"items": items, "next_page_id": "c"}
-    reader = Reader((1, 30))
+    reader = EventReader((1, 30))
     shown = {"items": [{"kind": "PauseEvent", "id": "a"}], "next_page_id": "c"}
     assert json.loads(reader.answer(json.dumps(page).encode())) == shown
     listed = json.dumps([*items, None]).encode()
@@ -144,7 +144,7 @@ def test_a_page_keeps_all_but_what_is_not_known() -> None:
 
 
 def test_what_has_more_in_it_than_any_answer_is_left_as_it_is() -> None:
-    reader = Reader((1, 21))
+    reader = EventReader((1, 21))
     event = b'{"kind":"PauseEvent","parent_id":null' + b',"n":0' * 400_000 + b"}"
     assert reader.event(event) == event
     tools = b'{"kind":"SystemPromptEvent","tools":[' + b'{"kind":"A"},' * 400_000 + b"{}]}"
@@ -164,7 +164,7 @@ def test_an_event_with_a_large_table_in_it_is_put_into_the_form_of_the_version()
         "text": "1,2,3\n" * 200_000,
         "n": [0] * 400_000,
     }
-    read = Reader((1, 21)).event(json.dumps(event).encode())
+    read = EventReader((1, 21)).event(json.dumps(event).encode())
     assert read is not None
     del event["parent_id"]
     assert json.loads(read) == event
@@ -174,14 +174,14 @@ def test_versions_that_import_no_tools_are_told_only_of_those_that_all_programs_
     tools = [{"kind": "TerminalTool", "name": "t"}, {"kind": "BrowserClickTool", "name": "b"}]
     prompt = json.dumps({"kind": "SystemPromptEvent", "tools": tools}).encode()
     for version, known in (((1, 30), tools[:1]), ((1, 49), tools[:1]), ((1, 50), tools)):
-        read = Reader(version).event(prompt)
+        read = EventReader(version).event(prompt)
         assert read is not None
         assert json.loads(read) == {"kind": "SystemPromptEvent", "tools": known}
     for odd in (
         b'{"kind":"SystemPromptEvent","tools":3}',
         b'{"kind":"SystemPromptEvent","tools":[{"kind":3}]}',
     ):
-        assert Reader((1, 30)).event(odd) == odd
+        assert EventReader((1, 30)).event(odd) == odd
 
 
 @pytest.mark.parametrize("version", [(1, 21), (1, 30), (2, 0), None])

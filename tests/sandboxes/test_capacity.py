@@ -8,8 +8,8 @@ from agentsvc.base.values import now
 from agentsvc.sandboxes.admission.capacity import (
     AdmittedSandbox,
     CapacityLimits,
-    Limits,
     Load,
+    ServerLimits,
     admit,
     fits,
     idlest,
@@ -65,7 +65,7 @@ def test_the_place_with_most_room_comes_first_and_a_full_one_not_at_all() -> Non
 
 
 def test_each_limit_is_named_when_it_is_in_the_way() -> None:
-    limits = Limits(
+    limits = ServerLimits(
         server=CapacityLimits(sandboxes=3),
         user=CapacityLimits(sandboxes=2),
         backends={"b": CapacityLimits(sandboxes=2)},
@@ -79,7 +79,7 @@ def test_each_limit_is_named_when_it_is_in_the_way() -> None:
 
 
 def test_what_is_larger_than_the_room_never_fits() -> None:
-    limits = Limits(backends={"b": CapacityLimits(memory_bytes=10)})
+    limits = ServerLimits(backends={"b": CapacityLimits(memory_bytes=10)})
     assert limits.can_ever_hold(held("new", memory=10))
     assert not limits.can_ever_hold(held("new", memory=11))
 
@@ -91,13 +91,15 @@ def test_a_user_with_many_waiting_does_not_hold_up_another() -> None:
 
 
 def test_who_waits_gets_room_in_turn() -> None:
-    limits = Limits(backends={"b": CapacityLimits(sandboxes=3)})
+    limits = ServerLimits(backends={"b": CapacityLimits(sandboxes=3)})
     waiting = [held("a1", at=1), held("a2", at=2), held("b1", "bob", at=3)]
     assert ids(admit(limits, [held("x", "eve")], waiting)) == ["a1", "b1"]
 
 
 def test_a_user_at_the_limit_holds_up_nobody_and_a_full_backend_no_other() -> None:
-    limits = Limits(user=CapacityLimits(sandboxes=1), backends={"b": CapacityLimits(sandboxes=2)})
+    limits = ServerLimits(
+        user=CapacityLimits(sandboxes=1), backends={"b": CapacityLimits(sandboxes=2)}
+    )
     running = [held("x", "ann"), held("y", "eve")]
     waiting = [
         held("a1", "ann", at=1),
@@ -109,20 +111,20 @@ def test_a_user_at_the_limit_holds_up_nobody_and_a_full_backend_no_other() -> No
 
 
 def test_one_that_needs_less_does_not_overtake() -> None:
-    limits = Limits(backends={"b": CapacityLimits(memory_bytes=10)})
+    limits = ServerLimits(backends={"b": CapacityLimits(memory_bytes=10)})
     waiting = [held("large", "ann", at=1, memory=8), held("small", "bob", at=2, memory=2)]
     assert admit(limits, [held("x", "eve", memory=5)], waiting) == []
 
 
 def test_those_idle_longest_make_room_where_the_limit_is() -> None:
-    limits = Limits(backends={"b": CapacityLimits(sandboxes=3)})
+    limits = ServerLimits(backends={"b": CapacityLimits(sandboxes=3)})
     idle = [held("new", at=9), held("old", at=1), held("elsewhere", at=0, backend="c")]
     running = [*idle, held("busy")]
     assert ids(idlest(limits, running, idle, held("wanted"))) == ["old", "new"]
 
 
 def test_others_make_room_only_while_they_have_more() -> None:
-    limits = Limits(backends={"b": CapacityLimits(sandboxes=3)})
+    limits = ServerLimits(backends={"b": CapacityLimits(sandboxes=3)})
     idle = [held("b1", "bob"), held("b2", "bob")]
     running = [*idle, held("a1", "ann")]
     assert ids(idlest(limits, running, idle, held("wanted", "ann"))) == ["b1", "b2"]
@@ -130,12 +132,12 @@ def test_others_make_room_only_while_they_have_more() -> None:
 
 
 def test_a_user_at_the_limit_makes_room_with_what_is_their_own() -> None:
-    limits = Limits(user=CapacityLimits(sandboxes=1))
+    limits = ServerLimits(user=CapacityLimits(sandboxes=1))
     idle = [held("b1", "bob"), held("b2", "bob"), held("a1", "ann")]
     assert ids(idlest(limits, idle, idle, held("wanted", "ann"))) == ["a1"]
 
 
 def test_where_the_server_is_full_any_may_make_room() -> None:
-    limits = Limits(server=CapacityLimits(sandboxes=2))
+    limits = ServerLimits(server=CapacityLimits(sandboxes=2))
     idle = [held("a1", backend="c"), held("a2", backend="b", at=1)]
     assert ids(idlest(limits, idle, idle, held("wanted"))) == ["a1", "a2"]

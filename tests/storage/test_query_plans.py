@@ -20,7 +20,7 @@ from agentsvc.domain.orders import ConversationSort, StartSort
 from agentsvc.extension.tables import migrate
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.storage.database import Database
-from agentsvc.storage.paging import Page
+from agentsvc.storage.paging import SqlPage
 from agentsvc.storage.queries import Row
 from agentsvc.storage.vault import Vault
 from tests.plugin_loading import part
@@ -158,7 +158,7 @@ async def test_pages_of_everything_else_are_in_the_order_of_an_index(
             limit=PAGE,
         )
     for page_id in (None, encode_cursor("x", "y")):
-        page = Page.newest_first(page_id)
+        page = SqlPage.newest_first(page_id)
         await SandboxTable(explained, vault).search(USER, page, PAGE)
         await search_archives(explained, USER, page, PAGE)
     for state in (None, DeliveryState.PENDING, DeliveryState.FAILED):

@@ -12,7 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from agentsvc.cli.show.notes import Note, NoteKind, Part
+from agentsvc.cli.show.notes import Note, NoteKind, NotePart
 from agentsvc.cli.show.screen import Screen
 
 _STYLES: Final = {
@@ -27,7 +27,7 @@ _STYLES: Final = {
 }
 
 
-def _rendered(part: Part) -> RenderableType:
+def _rendered(part: NotePart) -> RenderableType:
     """Return what is shown of a part: what the agent says is Markdown."""
     if part.tone is NoteKind.AGENT:
         return Markdown(part.text)

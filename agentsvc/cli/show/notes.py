@@ -29,7 +29,7 @@ class NoteKind(StrEnum):
     REMOVED = "removed"
 
 
-class Part(msgspec.Struct, frozen=True):
+class NotePart(msgspec.Struct, frozen=True):
     """A text in one tone; it may have several lines."""
 
     tone: NoteKind
@@ -41,7 +41,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     at: str
     who: str
-    parts: tuple[Part, ...]
+    parts: tuple[NotePart, ...]
 
 
 type Event = Mapping[str, Any]
@@ -54,7 +54,7 @@ def to_note(event: Event) -> Note:
         who, parts = _DESCRIBERS.get(kind, _describe_other)(event)
     except (AttributeError, KeyError, TypeError, ValueError):
         who, parts = _describe_other(event)
-    shown = tuple(Part(part.tone, _shown(part)) for part in parts if part.text.strip())
+    shown = tuple(NotePart(part.tone, _shown(part)) for part in parts if part.text.strip())
     return Note(at=clean(str(event.get("timestamp"))[11:19]), who=clean(who), parts=shown)
 
 
@@ -76,38 +76,38 @@ def find_outcome(events: list[Event]) -> str | None:
     return None
 
 
-type Description = tuple[str, list[Part]]
+type Description = tuple[str, list[NotePart]]
 
 
 def _describe_prompt(event: Event) -> Description:
     tools = ", ".join(str(it.get("name") or it.get("title")) for it in event.get("tools") or ())
-    return "agent", [Part(NoteKind.STATE, f"is ready, with the tools {tools}")]
+    return "agent", [NotePart(NoteKind.STATE, f"is ready, with the tools {tools}")]
 
 
 def _describe_message(event: Event) -> Description:
     tone = NoteKind.USER if event.get("source") == "user" else NoteKind.AGENT
     message = event.get("llm_message") or {}
-    return str(event.get("source")), [Part(tone, _text_of(message.get("content")))]
+    return str(event.get("source")), [NotePart(tone, _text_of(message.get("content")))]
 
 
 def _describe_action(event: Event) -> Description:
     action = event.get("action") or {}
-    thought = Part(NoteKind.AGENT, _text_of(event.get("thought")))
+    thought = NotePart(NoteKind.AGENT, _text_of(event.get("thought")))
     return "agent", [thought, *_describe_tool(str(event.get("tool_name")), action)]
 
 
-def _describe_tool(tool: str, action: Event) -> list[Part]:
+def _describe_tool(tool: str, action: Event) -> list[NotePart]:
     match tool:
         case "terminal":
-            return [Part(NoteKind.COMMAND, f"$ {action.get('command')}")]
+            return [NotePart(NoteKind.COMMAND, f"$ {action.get('command')}")]
         case "file_editor":
-            head = Part(NoteKind.COMMAND, f"{action.get('command')} {action.get('path')}")
-            return [head, Part(NoteKind.OUTPUT, str(action.get("file_text") or ""))]
+            head = NotePart(NoteKind.COMMAND, f"{action.get('command')} {action.get('path')}")
+            return [head, NotePart(NoteKind.OUTPUT, str(action.get("file_text") or ""))]
         case "finish":
-            return [Part(NoteKind.AGENT, str(action.get("message")))]
+            return [NotePart(NoteKind.AGENT, str(action.get("message")))]
         case _:
             given = {name: value for name, value in action.items() if name != "kind"}
-            return [Part(NoteKind.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
+            return [NotePart(NoteKind.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
 
 
 def _describe_observation(event: Event) -> Description:
@@ -116,16 +116,16 @@ def _describe_observation(event: Event) -> Description:
     if changed := list(_describe_change(observation)):
         parts.extend(changed)
     elif event.get("tool_name") != "finish":
-        parts.append(Part(NoteKind.OUTPUT, _text_of(observation.get("content"))))
+        parts.append(NotePart(NoteKind.OUTPUT, _text_of(observation.get("content"))))
     exit_code = observation.get("exit_code")
     if exit_code is not None:
         parts.append(
-            Part(NoteKind.STATE if exit_code == 0 else NoteKind.ERROR, f"exit code {exit_code}")
+            NotePart(NoteKind.STATE if exit_code == 0 else NoteKind.ERROR, f"exit code {exit_code}")
         )
-    return "sandbox", parts or [Part(NoteKind.STATE, "the agent is done")]
+    return "sandbox", parts or [NotePart(NoteKind.STATE, "the agent is done")]
 
 
-def _describe_change(observation: Event) -> Iterator[Part]:
+def _describe_change(observation: Event) -> Iterator[NotePart]:
     """Yield what an editor changed of a file that was there; lines of one tone together."""
     old, new = observation.get("old_content"), observation.get("new_content")
     if not isinstance(old, str) or not isinstance(new, str) or not observation.get("prev_exist"):
@@ -135,7 +135,7 @@ def _describe_change(observation: Event) -> Iterator[Part]:
     for tone, group in itertools.groupby(
         itertools.islice(lines, 2, None), lambda line: tones.get(line[:1], NoteKind.OUTPUT)
     ):
-        yield Part(tone, "\n".join(group))
+        yield NotePart(tone, "\n".join(group))
 
 
 def _describe_state(event: Event) -> Description:
@@ -152,16 +152,16 @@ def _describe_state(event: Event) -> Description:
         case _:
             # The agent server's own bookkeeping.
             text = ""
-    return "state", [Part(NoteKind.STATE, text)]
+    return "state", [NotePart(NoteKind.STATE, text)]
 
 
 def _describe_error(event: Event) -> Description:
     text = event.get("error") or event.get("detail") or event.get("code") or event.get("kind")
-    return str(event.get("source")), [Part(NoteKind.ERROR, str(text))]
+    return str(event.get("source")), [NotePart(NoteKind.ERROR, str(text))]
 
 
 def _describe_other(event: Event) -> Description:
-    return str(event.get("source")), [Part(NoteKind.STATE, str(event.get("kind")))]
+    return str(event.get("source")), [NotePart(NoteKind.STATE, str(event.get("kind")))]
 
 
 _DESCRIBERS: Final[Mapping[str, Callable[[Event], Description]]] = {
@@ -183,7 +183,7 @@ def _text_of(content: object) -> str:
     return "\n".join(str(part["text"]) for part in parts if part.get("text"))
 
 
-def _shown(part: Part) -> str:
+def _shown(part: NotePart) -> str:
     """Return a text without control characters, and only the beginning of a long output."""
     text = _ESCAPE.sub("", part.text).replace("\t", "    ")
     legible = "".join(char for char in text if char == "\n" or char.isprintable()).strip("\n")

@@ -41,7 +41,7 @@ from agentsvc.conversations.archives.tarball import Contents, UnpackLimits, read
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import finish
 from agentsvc.sandboxes import Sandboxes, SandboxStatus, Target
-from agentsvc.storage import SPARSE, Database, Page, Transaction, cut, row_of
+from agentsvc.storage import SPARSE, Database, SqlPage, Transaction, cut, row_of
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         self, user_id: str, *, page_id: str | None, limit: int
     ) -> tuple[list[Archive], str | None]:
         """Return a page of a user's archives, newest first, and the id of the next page."""
-        rows = await search_archives(self.db, user_id, Page.newest_first(page_id), limit + 1)
+        rows = await search_archives(self.db, user_id, SqlPage.newest_first(page_id), limit + 1)
         found = await asyncio.to_thread(lambda: [self._as_it_is(one) for one in rows])
         return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from agentsvc.conversations.archives.model import Archive
-from agentsvc.storage import Page, Queryable, Transaction, record_of, row_of
+from agentsvc.storage import Queryable, SqlPage, Transaction, record_of, row_of
 
 _SELECT: Final = """SELECT id, user_id, conversation_id, title, sandbox_id, working_dir, directory,
     state, reason, releases, size_bytes, unpacked_bytes, files, skipped, created_at, rest
@@ -21,7 +21,9 @@ async def find_archive(reader: Queryable, archive_id: str) -> Archive | None:
     return record_of(row, Archive) if row else None
 
 
-async def search_archives(reader: Queryable, user_id: str, page: Page, limit: int) -> list[Archive]:
+async def search_archives(
+    reader: Queryable, user_id: str, page: SqlPage, limit: int
+) -> list[Archive]:
     """Return so many of a user's archives, from where a page begins."""
     where, params = ["user_id = :user_id"], {"user_id": user_id}
     end = page.sql("", where, params, limit)

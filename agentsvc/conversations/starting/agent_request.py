@@ -17,7 +17,7 @@ from agentsvc.conversations.other_agents import (
     to_agent_settings,
     variables_of,
 )
-from agentsvc.conversations.secret_lookup import Lookup
+from agentsvc.conversations.secret_lookup import SecretLookup
 from agentsvc.conversations.starting.prompts import PLANNER_SUFFIX
 from agentsvc.domain import (
     AgentType,
@@ -52,7 +52,7 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     working_dir: str
     first_message: Message | None
-    lookups: Mapping[str, Lookup]
+    lookups: Mapping[str, SecretLookup]
     """The secrets the sandbox may ask for, by name."""
     usable_tools: Sequence[str] | None
     """What the agent server offers, or None if it does not say."""

@@ -34,7 +34,7 @@ type Servers = Mapping[str, Mapping[str, Any]]
 """Tool servers by name, in the form the agent server takes."""
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
+class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that an agent has, as its first event lists it."""
 
     kind: str = ""
@@ -43,7 +43,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
-    tools: list[Tool] = []
+    tools: list[ListedTool] = []
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -75,7 +75,7 @@ async def _without_tools(agent: AgentServer, conversation_id: str, servers: Serv
     return servers
 
 
-def without_tools(servers: Servers, tools: Iterable[Tool]) -> Servers:
+def without_tools(servers: Servers, tools: Iterable[ListedTool]) -> Servers:
     """Return the servers of which an agent has no tool; a lone one does not prefix its tools."""
     names = [tool.title or "" for tool in tools if tool.kind == _MCP_TOOL]
     if len(servers) == 1:

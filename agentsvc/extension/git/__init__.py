@@ -8,14 +8,14 @@ from agentsvc.domain import check_repository as check_repository
 from agentsvc.git import PAGE_MAX as PAGE_MAX
 from agentsvc.git import REPOSITORY_LOC as REPOSITORY_LOC
 from agentsvc.git import Answer as Answer
-from agentsvc.git import Api as Api
 from agentsvc.git import Branch as Branch
 from agentsvc.git import BranchQuery as BranchQuery
 from agentsvc.git import Checkout as Checkout
+from agentsvc.git import DefaultBranch as DefaultBranch
 from agentsvc.git import File as File
 from agentsvc.git import GitAccount as GitAccount
+from agentsvc.git import GitApi as GitApi
 from agentsvc.git import GitProviders as GitProviders
-from agentsvc.git import Head as Head
 from agentsvc.git import Hosting as Hosting
 from agentsvc.git import Item as Item
 from agentsvc.git import Listing as Listing

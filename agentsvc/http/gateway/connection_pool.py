@@ -16,8 +16,8 @@ from agentsvc.http.gateway.address import Address, connect
 from agentsvc.http.gateway.http_responses import (
     HEAD_BYTES,
     Body,
-    Head,
     InvalidResponse,
+    ResponseHead,
     SizedBody,
     body_of,
     find_end,
@@ -64,7 +64,7 @@ class ClientBody:
         await self._writer.drain()
 
 
-class Connection(asyncio.Protocol):
+class PooledConnection(asyncio.Protocol):
     """One connection to a port."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._answers_head = False
         self._on_continue: Callable[[], None] | None = None
         self._is_asked = False
-        self._head: Head | None = None
+        self._head: ResponseHead | None = None
         self._body: Body | None = None
         self._parts: deque[bytes] = deque()
         self._held = 0
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
         """Whether there is something to read now, be it the end."""
         return bool(self._parts) or self.is_done
 
-    async def head(self) -> Head:
+    async def head(self) -> ResponseHead:
         """Return the head of the answer; raises ConnectionBroken."""
         while self._head is None:
             await self._wait()
@@ -313,20 +313,20 @@ class Pool:
 
     def __init__(self, *, connect_seconds: float) -> None:
         self.connect_seconds = connect_seconds
-        self._idle: dict[Address, deque[Connection]] = {}
+        self._idle: dict[Address, deque[PooledConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def connect(self, address: Address, confirm: Confirm | None = None) -> Connection:
+    async def connect(self, address: Address, confirm: Confirm | None = None) -> PooledConnection:
         """Return a new connection that is confirmed; raises ConnectionBroken."""
         try:
             _, made = await connect(
-                address, Connection, confirm=confirm, time_limit=self.connect_seconds
+                address, PooledConnection, confirm=confirm, time_limit=self.connect_seconds
             )
         except (OSError, TimeoutError, ValueError) as exc:
             raise ConnectionBroken from exc
         return made
 
-    def find(self, address: Address, *, is_safe: bool) -> Connection | None:
+    def find(self, address: Address, *, is_safe: bool) -> PooledConnection | None:
         """Return a connection that is idle, if there is one.
 
         The other side may close it in the moment it is used. That is of no importance where the
@@ -340,7 +340,7 @@ class Pool:
                 return found
         return None
 
-    def put(self, address: Address, connection: Connection) -> None:
+    def put(self, address: Address, connection: PooledConnection) -> None:
         """Keep a connection for a while, for whoever asks for it next."""
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()

@@ -12,14 +12,19 @@ from aiohttp import hdrs, web
 from aiohttp.http import StreamWriter
 
 from agentsvc.base import AgentsvcError, PortUnavailable
-from agentsvc.http.gateway.connection_pool import ClientBody, Connection, ConnectionBroken, Pool
+from agentsvc.http.gateway.connection_pool import (
+    ClientBody,
+    ConnectionBroken,
+    Pool,
+    PooledConnection,
+)
 from agentsvc.http.gateway.headers import passing_trailers, to_client, to_lines
-from agentsvc.http.gateway.http_responses import Head
+from agentsvc.http.gateway.http_responses import ResponseHead
 from agentsvc.http.gateway.request_body import LAST_CHUNK, RequestBody
 from agentsvc.http.gateway.request_lifetime import until_stop, with_client
-from agentsvc.http.gateway.target import Target, head_of
+from agentsvc.http.gateway.target import ProxyTarget, head_of
 from agentsvc.http.keys import IS_FORWARDED
-from agentsvc.http.sdk_versions import Reader
+from agentsvc.http.sdk_versions import EventReader
 from agentsvc.http.server.connections import ask_for_body
 
 CLIENT_GONE: Final = 499
@@ -30,7 +35,7 @@ _READ_BYTES: Final = 64 * 1024 * 1024
 """How long an answer may be that has to be changed."""
 
 
-async def forward(pool: Pool, request: web.Request, target: Target) -> web.StreamResponse:
+async def forward(pool: Pool, request: web.Request, target: ProxyTarget) -> web.StreamResponse:
     """Return what the sandbox answers, sent already; raises PortUnavailable, MalformedBody.
 
     Connections are kept in the pool for the next request.
@@ -45,7 +50,7 @@ async def forward(pool: Pool, request: web.Request, target: Target) -> web.Strea
 
 
 async def _exchange(
-    pool: Pool, request: web.Request, target: Target, life: asyncio.Timeout
+    pool: Pool, request: web.Request, target: ProxyTarget, life: asyncio.Timeout
 ) -> web.StreamResponse:
     body = RequestBody(request)
     if target.edit_body is not None:
@@ -68,8 +73,8 @@ async def _exchange(
 
 
 async def _ask(
-    pool: Pool, request: web.Request, target: Target, raw: bytes, body: RequestBody
-) -> Connection:
+    pool: Pool, request: web.Request, target: ProxyTarget, raw: bytes, body: RequestBody
+) -> PooledConnection:
     """Return a connection on which the request was begun; raises PortUnavailable."""
     is_repeatable = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and not body.exists
     answers_head = request.method == hdrs.METH_HEAD
@@ -97,8 +102,8 @@ async def _ask(
 
 async def _answer_meanwhile(
     request: web.Request,
-    target: Target,
-    connection: Connection,
+    target: ProxyTarget,
+    connection: PooledConnection,
     life: asyncio.Timeout,
     body: RequestBody,
 ) -> web.StreamResponse:
@@ -120,7 +125,7 @@ async def _answer_meanwhile(
 
 
 async def _answer(
-    request: web.Request, target: Target, connection: Connection, life: asyncio.Timeout
+    request: web.Request, target: ProxyTarget, connection: PooledConnection, life: asyncio.Timeout
 ) -> web.StreamResponse:
     head = await connection.head()
     if target.reader is not None and _is_json(head):
@@ -140,7 +145,7 @@ async def _answer(
     return response
 
 
-def _begin(target: Target, head: Head) -> web.StreamResponse:
+def _begin(target: ProxyTarget, head: ResponseHead) -> web.StreamResponse:
     """Return the answer, without its body; raises PortUnavailable for one that cannot be given."""
     if head.status < web.HTTPOk.status_code:
         raise PortUnavailable("The server in the sandbox does not answer in HTTP")
@@ -153,14 +158,14 @@ def _begin(target: Target, head: Head) -> web.StreamResponse:
     return response
 
 
-def _is_json(head: Head) -> bool:
+def _is_json(head: ResponseHead) -> bool:
     kind = head.headers.get(hdrs.CONTENT_TYPE, "").lower()
     is_plain = hdrs.CONTENT_ENCODING not in head.headers
     return is_plain and head.status == HTTPStatus.OK and kind.startswith("application/json")
 
 
 async def _answer_older(
-    request: web.Request, target: Target, connection: Connection, reader: Reader
+    request: web.Request, target: ProxyTarget, connection: PooledConnection, reader: EventReader
 ) -> web.Response:
     """Return the answer, all of it, as the client reads it; raises PortUnavailable, ConnectionBroken."""
     parts: list[bytes] = []
@@ -176,11 +181,13 @@ async def _answer_older(
     return web.Response(headers=headers, body=body)
 
 
-def _is_endless(head: Head) -> bool:
+def _is_endless(head: ResponseHead) -> bool:
     return head.headers.get(hdrs.CONTENT_TYPE, "").lower().startswith(_EVENT_STREAM)
 
 
-async def _copy(request: web.Request, response: web.StreamResponse, connection: Connection) -> None:
+async def _copy(
+    request: web.Request, response: web.StreamResponse, connection: PooledConnection
+) -> None:
     if not connection.has_more:
         # The body often comes a moment after the head.
         await asyncio.sleep(0)
@@ -196,7 +203,7 @@ async def _copy(request: web.Request, response: web.StreamResponse, connection: 
 
 
 async def _finish(
-    request: web.Request, response: web.StreamResponse, connection: Connection
+    request: web.Request, response: web.StreamResponse, connection: PooledConnection
 ) -> None:
     """Pass on what is left, and the trailers if there are any."""
     trailers = passing_trailers(connection.trailers)

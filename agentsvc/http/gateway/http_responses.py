@@ -29,7 +29,7 @@ class InvalidResponse(Exception):
     """What was answered is no HTTP."""
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
     """What stands before the body of an answer."""
 
     status: int
@@ -181,14 +181,14 @@ def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:
     return found.span() if found else None
 
 
-def read_head(raw: bytes | bytearray) -> Head:
+def read_head(raw: bytes | bytearray) -> ResponseHead:
     """Return what a head says, without the empty line at its end; raises InvalidResponse."""
     first, _, rest = raw.partition(b"\n")
     status = _STATUS_LINE.match(first.removesuffix(b"\r").decode("utf-8", "surrogateescape"))
     if status is None:
         raise InvalidResponse("there is no status line")
     headers = CIMultiDict(_read_fields(rest))
-    return Head(
+    return ResponseHead(
         status=int(status.group(2)),
         reason=legible(status.group(3) or ""),
         headers=CIMultiDictProxy(headers),
@@ -196,7 +196,7 @@ def read_head(raw: bytes | bytearray) -> Head:
     )
 
 
-def body_of(head: Head, *, answers_head: bool) -> Body:
+def body_of(head: ResponseHead, *, answers_head: bool) -> Body:
     """Return what reads the body of an answer; raises InvalidResponse if it is unclear where that ends."""
     codings = ",".join(head.headers.getall("Transfer-Encoding", ())).strip().lower()
     lengths = set(head.headers.getall("Content-Length", ()))

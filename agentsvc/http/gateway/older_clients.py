@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
-from agentsvc.http.gateway.target import PortRequest, Target
+from agentsvc.http.gateway.target import PortRequest, ProxyTarget
 from agentsvc.http.keys import SDK_VERSION
 from agentsvc.http.routes import KEY_PARAMETER
 from agentsvc.http.sdk_versions import (
@@ -48,8 +48,8 @@ class OlderClients:
         self._seen: OrderedDict[str, Version] = OrderedDict()
 
     def adapt(
-        self, request: web.Request, place: PortRequest, sandbox_id: str, target: Target
-    ) -> Target:
+        self, request: web.Request, place: PortRequest, sandbox_id: str, target: ProxyTarget
+    ) -> ProxyTarget:
         """Return the target, changed if it is an older client's."""
         if place.port != AGENT_PORT:
             return target
@@ -63,7 +63,9 @@ class OlderClients:
             target.headers.popall(name, None)
         return msgspec.structs.replace(target, reader=reader)
 
-    def _watch(self, sandbox_id: str, target: Target, edit: Callable[[bytes], bytes]) -> Target:
+    def _watch(
+        self, sandbox_id: str, target: ProxyTarget, edit: Callable[[bytes], bytes]
+    ) -> ProxyTarget:
         """Return a target whose body is looked at on its way, and whose answer says what it is."""
         more: CIMultiDict[str] = CIMultiDict()
 

@@ -7,7 +7,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agentsvc.base import AgentsvcError, MalformedBody
-from agentsvc.http.gateway.connection_pool import Connection, ConnectionBroken
+from agentsvc.http.gateway.connection_pool import ConnectionBroken, PooledConnection
 from agentsvc.http.gateway.headers import was_decoded
 from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.server.connections import ask_for_body
@@ -71,7 +71,7 @@ class RequestBody:
         self._request[AWAITS_CONTINUE] = False
         return self._frame(data) + self._end()
 
-    async def pump(self, connection: Connection) -> None:
+    async def pump(self, connection: PooledConnection) -> None:
         """Send the body over a connection as it comes; the connection fails where that fails."""
         try:
             await self._pass(connection)
@@ -83,7 +83,7 @@ class RequestBody:
             return
         self.is_sent = True
 
-    async def _pass(self, connection: Connection) -> None:
+    async def _pass(self, connection: PooledConnection) -> None:
         content = self._request.content
         while data := await content.readany():
             # It may come without being asked for.

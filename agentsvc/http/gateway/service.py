@@ -19,8 +19,8 @@ from agentsvc.http.gateway.older_clients import OlderClients
 from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import (
     PortRequest,
+    ProxyTarget,
     RequestKeys,
-    Target,
     check,
     find_place,
     make_target,
@@ -99,7 +99,7 @@ class Gateway:
 
     async def _find_target(
         self, request: web.Request, place: PortRequest, sandbox_id: str, caller: GatewayCaller
-    ) -> Target:
+    ) -> ProxyTarget:
         sandbox = await self.authorizer.get(caller, sandbox_id)
         is_use = _is_use(request, place)
         sandbox = await self.authorizer.wait_usable(sandbox, wakes_culled=is_use)

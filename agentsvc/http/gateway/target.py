@@ -21,7 +21,7 @@ from agentsvc.http.middleware.authentication import keys_of, password_of
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.port_origins import EDITOR_PORT, read_label
 from agentsvc.http.routes import KEY_PARAMETER, MAX_QUERY_KEYS
-from agentsvc.http.sdk_versions import Reader
+from agentsvc.http.sdk_versions import EventReader
 from agentsvc.http.urls import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
 from agentsvc.sandboxes import AGENT_PORT, Sandbox
 
@@ -54,7 +54,7 @@ class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The origin that the port has for itself, if the request came there."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class ProxyTarget(msgspec.Struct, frozen=True, kw_only=True):
     """One request as a sandbox is to get it."""
 
     address: Address
@@ -66,7 +66,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What confirms a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
     """What is to be done with the body on its way; None where it is passed on as it comes."""
-    reader: Reader | None = None
+    reader: EventReader | None = None
     """What puts events on their way to the client into the form that it reads."""
     more_headers: CIMultiDict[str] = msgspec.field(default_factory=CIMultiDict)
     """Headers of this server that the answer gets."""
@@ -141,7 +141,7 @@ def check(request: web.Request, place: PortRequest) -> None:
         raise MalformedBody("This transfer coding is not supported")
 
 
-def head_of(method: str, target: Target, fields: Iterable[tuple[str, str]]) -> bytes:
+def head_of(method: str, target: ProxyTarget, fields: Iterable[tuple[str, str]]) -> bytes:
     """Return the head of a request as it is sent; raises BadRequest for one that cannot be."""
     if _UNSENDABLE.search(target.path):
         raise BadRequest("The path cannot be passed on as it is")
@@ -152,7 +152,7 @@ def head_of(method: str, target: Target, fields: Iterable[tuple[str, str]]) -> b
 
 def make_target(
     request: web.Request, sandbox: Sandbox, place: PortRequest, *, keys: frozenset[str]
-) -> Target:
+) -> ProxyTarget:
     """Return the request for a sandbox that runs; `keys` do not reach it.
 
     Raises NotFound, and NotAllowed for a page of an editor that could not work.
@@ -169,7 +169,7 @@ def make_target(
     is_agent = place.port == AGENT_PORT
     path, query = _inside(request, sandbox, place, keys)
     address = msgspec.structs.replace(address_of(end.url, end.port), owner=sandbox.id)
-    return Target(
+    return ProxyTarget(
         address=address,
         path=address.base + (f"{path}?{query}" if query else path),
         headers=headers.to_sandbox(

@@ -18,11 +18,16 @@ from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client
 from agentsvc.http.gateway.http_proxy import CLIENT_GONE, unavailable
-from agentsvc.http.gateway.http_responses import HEAD_BYTES, Head, InvalidResponse, read_head
+from agentsvc.http.gateway.http_responses import (
+    HEAD_BYTES,
+    InvalidResponse,
+    ResponseHead,
+    read_head,
+)
 from agentsvc.http.gateway.request_lifetime import ClientGone, until_stop, with_client
-from agentsvc.http.gateway.target import Target, head_of
+from agentsvc.http.gateway.target import ProxyTarget, head_of
 from agentsvc.http.keys import IS_FORWARDED
-from agentsvc.http.sdk_versions import Reader
+from agentsvc.http.sdk_versions import EventReader
 from agentsvc.http.wire import read_apart
 
 _PART_BYTES: Final = 64 * 1024
@@ -90,13 +95,13 @@ class Client:
                     pass
 
 
-class Upstream(NamedTuple):
+class WebSocketUpstream(NamedTuple):
     """The sandbox's side of a WebSocket."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def shake_hands(self, target: Target) -> Head:
+    async def shake_hands(self, target: ProxyTarget) -> ResponseHead:
         """Ask for a WebSocket and return the answer; raises PortUnavailable for what is no HTTP."""
         headers = target.headers.copy()
         headers.popall(hdrs.TE, None)
@@ -118,7 +123,7 @@ class Upstream(NamedTuple):
             raise PortUnavailable(_NO_HTTP) from exc
         raise PortUnavailable(_NO_HTTP, detail="there are too many answers before the answer")
 
-    async def refusal(self, head: Head, target: Target) -> web.Response:
+    async def refusal(self, head: ResponseHead, target: ProxyTarget) -> web.Response:
         """Return the answer of a sandbox that did not agree, as the client is to get it."""
         headers = to_client(head.headers, target.confines)
         length = head.headers.get(hdrs.CONTENT_LENGTH, "")
@@ -129,7 +134,7 @@ class Upstream(NamedTuple):
         return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
 
 
-async def join(client: Client, target: Target, connect_seconds: float) -> web.StreamResponse:
+async def join(client: Client, target: ProxyTarget, connect_seconds: float) -> web.StreamResponse:
     """Connect a client with a sandbox and return when either side, or the server, has ended.
 
     A client that has no answer yet gets the sandbox's, be it a refusal. Raises PortUnavailable
@@ -146,7 +151,9 @@ async def join(client: Client, target: Target, connect_seconds: float) -> web.St
         return web.Response(status=CLIENT_GONE)
 
 
-async def _exchange(client: Client, upstream: Upstream, target: Target) -> web.StreamResponse:
+async def _exchange(
+    client: Client, upstream: WebSocketUpstream, target: ProxyTarget
+) -> web.StreamResponse:
     head = await upstream.shake_hands(target)
     has_agreed = head.status == HTTPStatus.SWITCHING_PROTOCOLS
     if not has_agreed and client.response is None:
@@ -160,7 +167,7 @@ async def _exchange(client: Client, upstream: Upstream, target: Target) -> web.S
 
 
 @contextlib.asynccontextmanager
-async def _connect(target: Target, time_limit: float) -> AsyncIterator[Upstream]:
+async def _connect(target: ProxyTarget, time_limit: float) -> AsyncIterator[WebSocketUpstream]:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_PART_BYTES, loop=loop)
     try:
@@ -174,7 +181,7 @@ async def _connect(target: Target, time_limit: float) -> AsyncIterator[Upstream]
         raise unavailable(exc) from exc
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     try:
-        yield Upstream(reader, writer)
+        yield WebSocketUpstream(reader, writer)
     finally:
         writer.close()
 
@@ -195,7 +202,9 @@ class _Feed:
         self._reader.feed_eof()
 
 
-async def _pump_both(client: Client, upstream: Upstream, reader: Reader | None) -> None:
+async def _pump_both(
+    client: Client, upstream: WebSocketUpstream, reader: EventReader | None
+) -> None:
     """Pass bytes both ways until either side ends; what came before the end still arrives."""
     async with asyncio.TaskGroup() as group:
         inward = group.create_task(_pump_in(client, upstream.writer))
@@ -225,7 +234,7 @@ async def _pump_out(reader: asyncio.StreamReader, client: Client) -> None:
             await client.send(data)
 
 
-async def _pump_events(source: asyncio.StreamReader, client: Client, reader: Reader) -> None:
+async def _pump_events(source: asyncio.StreamReader, client: Client, reader: EventReader) -> None:
     """Pass messages on as the client reads them; one that is cut off ends it."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.InvalidFirstFrame):
         messages = frames.ServerMessages(source)

@@ -29,7 +29,7 @@ from agentsvc.http.middleware.rate_limit import (
     LIMITS,
     STATE,
     Budget,
-    Limits,
+    RateLimits,
     SandboxAllowance,
     enforce,
     is_many,
@@ -123,7 +123,7 @@ def install(
     server = config.server
     app[ACTIVITY] = Activity()
     app[keys.MEASURES] = RequestMetrics()
-    app[LIMITS] = Limits(config.limits)
+    app[LIMITS] = RateLimits(config.limits)
     # As many answers may be kept back at a time as are a quarter of the connections.
     app[REFUSAL_DELAY] = RefusalDelay(server.max_connections // 4)
     app[LOG_THROTTLE] = Throttle(LINES_A_MINUTE)

@@ -85,7 +85,7 @@ class RateLimit(Throttle):
         )
 
 
-class Limits:
+class RateLimits:
     """Every limit on what is sent: by keys, by sandboxes, by addresses that show no good key."""
 
     def __init__(self, config: LimitsConfig) -> None:
@@ -125,7 +125,7 @@ class SandboxAllowance:
             await asyncio.sleep(seconds)
 
 
-LIMITS: Final[web.AppKey[Limits]] = web.AppKey("limits", Limits)
+LIMITS: Final[web.AppKey[RateLimits]] = web.AppKey("limits", RateLimits)
 STATE: Final[web.RequestKey[State]] = web.RequestKey("limit_state", State)
 """What the caller of a request has left, where that is limited."""
 

@@ -33,7 +33,7 @@ _NO_ADDRESS: Final = ""
 _SHARED: Final = "this machine"
 
 
-class Connection:
+class CountedConnection:
     """One connection, as far as it counts; `evict` ends it."""
 
     __slots__ = ("caller", "evict", "origin", "since")
@@ -71,16 +71,16 @@ class ConnectionLimit:
         self._max_of_sandbox = max_of_sandbox
         self._shared = tuple(shared)
         self._proxies = tuple(proxies)
-        self._keyless: OrderedDict[Connection, None] = OrderedDict()
-        self._of_origin: dict[str, OrderedDict[Connection, None]] = {}
-        self._with_key: set[Connection] = set()
+        self._keyless: OrderedDict[CountedConnection, None] = OrderedDict()
+        self._of_origin: dict[str, OrderedDict[CountedConnection, None]] = {}
+        self._with_key: set[CountedConnection] = set()
         self._of_caller: Counter[_Caller] = Counter()
         self._of_sandboxes = 0
 
     def __len__(self) -> int:
         return len(self._keyless) + len(self._with_key)
 
-    def enter(self, address: str, evict: Callable[[], None]) -> Connection:
+    def enter(self, address: str, evict: Callable[[], None]) -> CountedConnection:
         """Count a new connection, which has shown no key.
 
         Raises TooManyRequests if its address has too many, CapacityExceeded if there is no room at all.
@@ -90,11 +90,11 @@ class ConnectionLimit:
             raise TooManyRequests("Too many connections come from this address")
         if len(self) >= self._max and not self._evict_first(self._keyless):
             raise CapacityExceeded("The server has too many connections now")
-        made = Connection(evict)
+        made = CountedConnection(evict)
         self._add(made, origin)
         return made
 
-    def begin_request(self, one: Connection, client: str | None = None) -> None:
+    def begin_request(self, one: CountedConnection, client: str | None = None) -> None:
         """Take in that a request has come, of this client if a proxy names one.
 
         What one client of a proxy has shown is not for the next one.
@@ -107,7 +107,7 @@ class ConnectionLimit:
             self._keyless.move_to_end(one)
             self._of_origin[one.origin].move_to_end(one)
 
-    def show_key(self, one: Connection, *, sandbox_id: str = "", user_id: str = "") -> bool:
+    def show_key(self, one: CountedConnection, *, sandbox_id: str = "", user_id: str = "") -> bool:
         """Take in that a connection has shown a good key, of this sandbox or of this user.
 
         Returns whether that caller may have one more.
@@ -124,7 +124,7 @@ class ConnectionLimit:
             self._of_sandboxes += bool(sandbox_id)
         return True
 
-    def leave(self, one: Connection) -> None:
+    def leave(self, one: CountedConnection) -> None:
         """Forget a connection; fine if it is forgotten."""
         self._remove(one)
 
@@ -142,7 +142,7 @@ class ConnectionLimit:
         is_full = 0 < self._max_of_sandbox <= known
         return not is_full and self._of_sandboxes < self._max_of_sandboxes
 
-    def _add(self, one: Connection, origin: str) -> None:
+    def _add(self, one: CountedConnection, origin: str) -> None:
         if len(self._keyless) >= self._max_keyless:
             self._evict_first(self._keyless)
         mine = self._of_origin.get(origin, OrderedDict())
@@ -152,7 +152,7 @@ class ConnectionLimit:
         self._keyless[one] = None
         self._of_origin.setdefault(origin, OrderedDict())[one] = None
 
-    def _evict_first(self, some: OrderedDict[Connection, None]) -> bool:
+    def _evict_first(self, some: OrderedDict[CountedConnection, None]) -> bool:
         """End the connection that has gone longest without a request; say whether there was one."""
         for one in some:
             self._remove(one)
@@ -160,7 +160,7 @@ class ConnectionLimit:
             return True
         return False
 
-    def _remove(self, one: Connection) -> bool:
+    def _remove(self, one: CountedConnection) -> bool:
         """Forget a connection, and say whether it was known."""
         if one in self._keyless:
             del self._keyless[one]

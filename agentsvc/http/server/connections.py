@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 from agentsvc.base import AgentsvcError, Throttle, TooManyRequests, spread
 from agentsvc.config import ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
-from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
+from agentsvc.http.server.connection_limit import ConnectionLimit, CountedConnection
 from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LINES_A_MINUTE
 from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.wire import refusal_of
@@ -104,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
         self._shared = shared
         self._handler: web.RequestHandler | None = None
         self._transport: asyncio.Transport | None = None
-        self._counted: Connection | None = None
+        self._counted: CountedConnection | None = None
         self._address = ""
         self._has_asked = False
         self._timer: asyncio.TimerHandle | None = None

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.agentserver import Metrics
+from agentsvc.agentserver import AgentMetrics
 from agentsvc.base import decode_or_none
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class MessagePart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a message: a text, or images."""
 
     text: str | None = None
@@ -22,16 +22,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the words of a language model."""
 
-    content: list[Part] = []
+    content: list[MessagePart] = []
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ModelToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """What the model wrote to have a tool used; the arguments are JSON text."""
 
     arguments: str = "{}"
 
 
-class UsageMetrics(Metrics, frozen=True, kw_only=True):
+class UsageMetrics(AgentMetrics, frozen=True, kw_only=True):
     """What one use of a model has cost so far, and may cost."""
 
     max_budget_per_task: float | None = None
@@ -102,7 +102,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 class SystemPromptEvent(Reported, frozen=True, kw_only=True, tag=True):
     """The instructions the agent begins with."""
 
-    system_prompt: Part
+    system_prompt: MessagePart
     tools: list[dict[str, Any]] = []
 
 
@@ -115,11 +115,11 @@ class MessageEvent(Reported, frozen=True, kw_only=True, tag=True):
 class ActionEvent(Reported, frozen=True, kw_only=True, tag=True):
     """The agent uses a tool; `action` is null if what the model wrote made no sense."""
 
-    thought: list[Part] = []
+    thought: list[MessagePart] = []
     action: dict[str, Any] | None = None
     tool_name: str = ""
     tool_call_id: str = ""
-    tool_call: ToolCall | None = None
+    tool_call: ModelToolCall | None = None
     llm_response_id: str | None = None
     security_risk: str = "UNKNOWN"
 
@@ -217,7 +217,7 @@ def find_policy(event: ConversationStateUpdateEvent) -> ConfirmationPolicy | Non
     return None
 
 
-def text_of(parts: list[Part]) -> str:
+def text_of(parts: list[MessagePart]) -> str:
     """Return the texts of some parts as one."""
     return "".join(part.text or "" for part in parts)
 

@@ -23,7 +23,7 @@ from agentsvc.http.keys import CONFIG, CONVERSATIONS
 from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
-from agentsvc.http.v0.workspaces import Skipped, Workspace
+from agentsvc.http.v0.workspaces import Skipped, WorkspaceFiles
 from agentsvc.http.wire import error_member
 
 type Path = Annotated[str, Meta(max_length=4096)]
@@ -258,7 +258,7 @@ async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
     with error_member():
         view = await get_view(request)
         agent = _agent(request, view)
-        place = Workspace(agent, view.conversation.working_dir).locate(query.path)
+        place = WorkspaceFiles(agent, view.conversation.working_dir).locate(query.path)
         try:
             diff = await agent.git_diff(place)
         except BadRequest as exc:
@@ -304,9 +304,9 @@ async def get_microagents(request: web.Request) -> Microagents:
         return from_skills(await agent.load_skills(root, load_public=load_public))
 
 
-async def _workspace(request: web.Request) -> Workspace:
+async def _workspace(request: web.Request) -> WorkspaceFiles:
     view = await get_view(request)
-    return Workspace(_agent(request, view), view.conversation.working_dir)
+    return WorkspaceFiles(_agent(request, view), view.conversation.working_dir)
 
 
 def _agent(request: web.Request, view: ConversationView) -> AgentServer:

@@ -50,7 +50,7 @@ MAX_ACTIONS: Final = 16
 """How many actions of one client may wait for the agent."""
 
 
-class Line:
+class ClientQueue:
     """The way to one client; it keeps no more than two batches that the client has not read."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Listener:
         self,
         request: web.Request,
         caller: Principal,
-        line: Line,
+        line: ClientQueue,
         view: ConversationView,
         latest_event_id: int,
     ) -> None:

@@ -10,8 +10,8 @@ from agentsvc.http.v0.actions import Fields, ShownAction
 from agentsvc.http.v0.agent_events import (
     Classification,
     ConversationErrorEvent,
+    MessagePart,
     ObservationEvent,
-    Part,
     string_of,
     text_of,
 )
@@ -180,7 +180,7 @@ def _hidden(_event: ObservationEvent, _asked: ShownAction | None) -> None:
 
 def _content(fields: Fields) -> str:
     try:
-        return text_of(msgspec.convert(fields.get("content") or [], list[Part]))
+        return text_of(msgspec.convert(fields.get("content") or [], list[MessagePart]))
     except msgspec.ValidationError:
         return ""
 

@@ -26,7 +26,7 @@ from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.routes import query_keys
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.v0.conversations import find_named
-from agentsvc.http.v0.listeners import Line, Listener
+from agentsvc.http.v0.listeners import ClientQueue, Listener
 from agentsvc.http.v0.packets import Packet, check_payload
 from agentsvc.http.v0.socket_opener import FOLLOWERS, read_subscription
 
@@ -195,7 +195,7 @@ class Sockets:
                 # It leaves when its poll is answered; a WebSocket is its own to close.
                 self._end_soon(eio_sid)
             raise Refused(exc.message) from exc
-        line = Line(self._server, sid, self._end, send_seconds=self._send_seconds)
+        line = ClientQueue(self._server, sid, self._end, send_seconds=self._send_seconds)
         listener = Listener(request, principal, line, view, latest_event_id)
         # It ends when the key of its caller has lost its worth.
         hold = request.app[keys.OPEN_CONNECTIONS].held(

@@ -72,7 +72,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was not written, in words"""
 
 
-class Workspace:
+class WorkspaceFiles:
     """The project directory of one conversation."""
 
     def __init__(self, agent: AgentServer, root: str) -> None:

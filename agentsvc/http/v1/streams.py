@@ -18,10 +18,10 @@ from agentsvc.conversations import (
     StoredEvent,
     StreamedChange,
 )
-from agentsvc.http.following import Follow, Item, Items, Message
+from agentsvc.http.following import Follow, Item, Items, StreamItem
 from agentsvc.http.keys import SDK_VERSION, STREAMS, user_of
 from agentsvc.http.routes import Routes
-from agentsvc.http.sdk_versions import Reader, reader_of
+from agentsvc.http.sdk_versions import EventReader, reader_of
 from agentsvc.http.streaming import DELETED, EVENT_STREAM, resync, serve
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v1.conversations import AppConversation, from_view
@@ -272,7 +272,7 @@ def _after(request: web.Request, query: Resumption) -> int:
     return int(header)
 
 
-async def _events(stream: ConversationStream, reader: Reader | None) -> Items:
+async def _events(stream: ConversationStream, reader: EventReader | None) -> Items:
     async with aclosing(stream.read()) as items:
         async for item in items:
             match item:
@@ -280,9 +280,9 @@ async def _events(stream: ConversationStream, reader: Reader | None) -> Items:
                     body = item.body
                     shown = body if reader is None else await read_apart(body, reader.event)
                     if shown is not None:
-                        yield Message(type="event", data=shown, id=item.seq)
+                        yield StreamItem(type="event", data=shown, id=item.seq)
                 case Delta():
-                    yield Message(type="delta", data=item.body)
+                    yield StreamItem(type="delta", data=item.body)
                 case Mark():
                     yield _from_mark(item, stream.last)
                 case _:
@@ -300,13 +300,13 @@ def _from_mark(mark: Mark, last: int | None) -> Item:
 
 
 _OF_MARKS: Final[dict[Mark, Item]] = {
-    Mark.READY: Message(type="ready"),
+    Mark.READY: StreamItem(type="ready"),
     Mark.BEAT: None,
     Mark.DELETED: DELETED,
 }
 
 
-def _from_change(change: StreamedChange, links: Links) -> Message:
+def _from_change(change: StreamedChange, links: Links) -> StreamItem:
     match change.value:
         case ConversationView():
             shown: Any = from_view(change.value, links)
@@ -315,7 +315,7 @@ def _from_change(change: StreamedChange, links: Links) -> Message:
         case Sandbox():
             shown = from_sandbox(change.value, links)
         case None:
-            return Message(type=f"{change.subject}_deleted", data=encode({"id": change.id}))
+            return StreamItem(type=f"{change.subject}_deleted", data=encode({"id": change.id}))
         case _:
             assert_never(change.value)
-    return Message(type=str(change.subject), data=encode(shown))
+    return StreamItem(type=str(change.subject), data=encode(shown))

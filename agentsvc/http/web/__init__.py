@@ -18,7 +18,7 @@ _MEDIA: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/sv
 """The media types of what browsers get; files of other types are for readers of the source."""
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class StaticFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file as it is sent."""
 
     body: bytes
@@ -31,7 +31,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
     """The page, and its parts by their paths; `tag` changes with any of them."""
 
     page: bytes
-    parts: dict[str, File]
+    parts: dict[str, StaticFile]
     tag: str
 
 
@@ -49,7 +49,7 @@ def read_console() -> Console:
     return Console(page=page.replace(_TAG.encode(), tag.encode()), parts=parts, tag=tag)
 
 
-def _packed(file: Path) -> File:
+def _packed(file: Path) -> StaticFile:
     body = file.read_bytes()
     # Without a time in it, so that the same file gives the same bytes.
-    return File(body=body, packed=gzip.compress(body, mtime=0), media=_MEDIA[file.suffix])
+    return StaticFile(body=body, packed=gzip.compress(body, mtime=0), media=_MEDIA[file.suffix])

@@ -23,7 +23,7 @@ class BadHead(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class RequestHead:
     """A request: to whom, and what of it is passed on."""
 
     method: str
@@ -38,7 +38,7 @@ class Head:
         return self.method == "CONNECT"
 
 
-def parse_head(data: bytes) -> Head:
+def parse_head(data: bytes) -> RequestHead:
     """Understand what `data` says up to its empty line; raises BadHead or BadHost."""
     first, *lines = data.removesuffix(b"\r\n\r\n").split(b"\r\n")
     parts = first.decode("utf-8", "surrogateescape").split(" ")
@@ -51,7 +51,7 @@ def parse_head(data: bytes) -> Head:
         host, port = split_port(target)
         if port is None:
             raise BadHost("CONNECT needs a port")
-        return Head(method="CONNECT", host=parse_host(host), port=port)
+        return RequestHead(method="CONNECT", host=parse_host(host), port=port)
     return _parse_plain(method, target, lines)
 
 
@@ -64,7 +64,7 @@ def refusal(status: str, text: str) -> bytes:
     ).encode() + body
 
 
-def _parse_plain(method: str, target: str, lines: list[bytes]) -> Head:
+def _parse_plain(method: str, target: str, lines: list[bytes]) -> RequestHead:
     scheme, found, rest = target.partition("://")
     if not found or scheme.lower() != "http":
         raise BadHead("this is a proxy: it takes CONNECT and `http://` URLs")
@@ -83,7 +83,7 @@ def _parse_plain(method: str, target: str, lines: list[bytes]) -> Head:
         *_passed_on(lines),
     ]
     forward = b"\r\n".join(head) + b"\r\n\r\n"
-    return Head(method=method.upper(), host=host, port=port or _HTTP_PORT, forward=forward)
+    return RequestHead(method=method.upper(), host=host, port=port or _HTTP_PORT, forward=forward)
 
 
 def _passed_on(lines: list[bytes]) -> list[bytes]:

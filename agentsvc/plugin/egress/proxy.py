@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .addresses import Address, BadHost
-from .http_head import HEAD_MAX, BadHead, Head, parse_head, refusal
+from .http_head import HEAD_MAX, BadHead, RequestHead, parse_head, refusal
 from .policy import Policy, order_addresses
 from .resolver import Resolver
 
@@ -162,7 +162,7 @@ class Proxy:
 
     async def _read_head(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Head | None:
+    ) -> RequestHead | None:
         try:
             async with asyncio.timeout(self._limits.head_seconds):
                 return parse_head(await reader.readuntil(b"\r\n\r\n"))
@@ -177,7 +177,9 @@ class Proxy:
         await self._answer(reader, writer, status, text)
         return None
 
-    async def _connect(self, head: Head) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(
+        self, head: RequestHead
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         # The list is asked before the name is looked up: a query is a way out, too.
         if reason := self.policy.refuse_host(head.host, head.port):
             raise _Denied(reason)
@@ -198,7 +200,7 @@ class Proxy:
                 last = exc
         raise _Unreachable(os.strerror(last.errno) if last and last.errno else "nothing answers")
 
-    async def _addresses(self, head: Head) -> list[Address]:
+    async def _addresses(self, head: RequestHead) -> list[Address]:
         if not isinstance(head.host, str):
             return [head.host]
         try:
@@ -211,7 +213,7 @@ class Proxy:
 
     async def _pass(
         self,
-        head: Head,
+        head: RequestHead,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         far_reader: asyncio.StreamReader,
@@ -242,7 +244,7 @@ class Proxy:
             while await reader.read(_CHUNK):
                 pass
 
-    def _note(self, message: str, head: Head, reason: str) -> None:
+    def _note(self, message: str, head: RequestHead, reason: str) -> None:
         # A sandbox decides how often this is called.
         now = asyncio.get_running_loop().time()
         if now - self._log_since > _LOG_SECONDS:

@@ -84,7 +84,7 @@ def roomiest(places: Mapping[str, tuple[CapacityLimits, Load]], wanted: Load) ->
     return sorted(fitting, key=rank)
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """All the limits there are: of the server, of each backend and of every user."""
 
     server: CapacityLimits = CapacityLimits()
@@ -129,7 +129,7 @@ def in_turn(
 
 
 def admit(
-    limits: Limits, held: Collection[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
+    limits: ServerLimits, held: Collection[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
 ) -> list[AdmittedSandbox]:
     """Return those who wait and get room now, in turn.
 
@@ -151,7 +151,7 @@ def admit(
 
 
 def idlest(
-    limits: Limits,
+    limits: ServerLimits,
     held: Collection[AdmittedSandbox],
     idle: Collection[AdmittedSandbox],
     wanted: AdmittedSandbox,
@@ -175,7 +175,10 @@ def idlest(
 
 
 def _relieves(
-    limits: Limits, held: Collection[AdmittedSandbox], one: AdmittedSandbox, wanted: AdmittedSandbox
+    limits: ServerLimits,
+    held: Collection[AdmittedSandbox],
+    one: AdmittedSandbox,
+    wanted: AdmittedSandbox,
 ) -> bool:
     """Whether a limit that stands in the way counts this sandbox."""
     mine = [other for other in held if other.user_id == wanted.user_id]

@@ -9,8 +9,8 @@ from agentsvc.plugin import Health, Spec
 from agentsvc.sandboxes.admission.capacity import (
     AdmittedSandbox,
     CapacityLimits,
-    Limits,
     Load,
+    ServerLimits,
     roomiest,
     total,
 )
@@ -49,7 +49,7 @@ def find_fitting(registry: BackendRegistry, spec: Spec, config: SandboxesConfig)
 
 
 def choose(
-    specs: Sequence[Spec], *, limits: Limits, held: Collection[AdmittedSandbox], wanted: Load
+    specs: Sequence[Spec], *, limits: ServerLimits, held: Collection[AdmittedSandbox], wanted: Load
 ) -> Spec:
     """Return the spec of the backend with most room; where there is none, with fewest sandboxes."""
     by_name = {spec.backend: spec for spec in specs}

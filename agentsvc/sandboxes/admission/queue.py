@@ -17,7 +17,12 @@ from agentsvc.base import OrderRejected, SandboxLimitReached, Supervisor, now
 from agentsvc.config import CapacityConfig, SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
-from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, CapacityLimits, Limits, held_of
+from agentsvc.sandboxes.admission.capacity import (
+    AdmittedSandbox,
+    CapacityLimits,
+    ServerLimits,
+    held_of,
+)
 from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.stores import SandboxStores
@@ -36,7 +41,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
     stores: SandboxStores
     supervisor: Supervisor
     config: SandboxesConfig
-    limits: Limits
+    limits: ServerLimits
     usage: ActivityTracker
     let_in: LetIn
     _may_wait: bool = True
@@ -230,9 +235,9 @@ def _positions(
     return places
 
 
-def limits_of(config: SandboxesConfig, rooms: Mapping[str, CapacityConfig]) -> Limits:
+def limits_of(config: SandboxesConfig, rooms: Mapping[str, CapacityConfig]) -> ServerLimits:
     """Return what the configuration says may run at the same time."""
-    return Limits(
+    return ServerLimits(
         server=_room(config.max_running, config.max_memory_bytes),
         user=_room(config.max_running_per_user, 0),
         backends={

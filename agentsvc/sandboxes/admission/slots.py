@@ -20,8 +20,8 @@ from agentsvc.base import now, wait_within
 from agentsvc.sandboxes.admission.capacity import (
     AdmittedSandbox,
     CapacityLimits,
-    Limits,
     Load,
+    ServerLimits,
     admit,
     in_turn,
 )
@@ -53,7 +53,7 @@ class _Queue:
     """The places of one lane, and who waits for one."""
 
     def __init__(self, places: int) -> None:
-        self._limits = Limits(server=CapacityLimits(sandboxes=places))
+        self._limits = ServerLimits(server=CapacityLimits(sandboxes=places))
         self.held: dict[str, AdmittedSandbox] = {}
         self.waiting: dict[str, _Waiting] = {}
         self._turns: dict[str, int] = {}
