@@ -258,7 +258,11 @@ async def read_json[T](
 
 def changes_of(kind: type[msgspec.Struct], name: str, text: str) -> type[msgspec.Struct]:
     """Return the type of changes to a struct, whose fields may all be left out; the text says what it is."""
-    fields = [(one.name, one.type | UnsetType, UNSET) for one in msgspec.structs.fields(kind)]
+    fields = [
+        # A field that is defined anew does not have its name on the wire from before.
+        (one.name, one.type | UnsetType, msgspec.field(default=UNSET, name=one.encode_name))
+        for one in msgspec.structs.fields(kind)
+    ]
     return msgspec.defstruct(
         name,
         fields,

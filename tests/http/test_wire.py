@@ -306,6 +306,17 @@ def test_a_handler_puts_itself_into_a_table_with_the_first_line_of_its_docstring
     assert routes[1].answer is int
 
 
+def test_changes_have_the_names_on_the_wire_of_what_they_change() -> None:
+    class Shown(msgspec.Struct, frozen=True, kw_only=True, rename={"is_shared": "public"}):
+        is_shared: bool
+        size: int = msgspec.field(name="size__gte", default=1)
+
+    changes = wire.changes_of(Shown, "ShownUpdate", "What to change.")
+    made = wire.decode(b'{"public": true}', changes)
+    assert msgspec.structs.asdict(made) == {"is_shared": True, "size": msgspec.UNSET}
+    assert changes.__struct_encode_fields__ == ("public", "size__gte")
+
+
 async def test_a_handler_returns_what_is_answered(aiohttp_client: MakeClient) -> None:
     routes = Routes("/things", scope=Scope.OPEN)
 
