@@ -92,8 +92,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     kind: type
     answer: Respond
     status: int = HTTPStatus.OK
-    shows: Any = Undescribed
-    """The type of what is answered, where that is known."""
+    show: Callable[[Any], Any] | None = None
+    """What the answer is made by, if that says of which type it is."""
 
 
 def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPStatus.OK) -> Effect:
@@ -105,8 +105,14 @@ def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPS
         kind=kind,
         answer=lambda _, made: json_response(show(made), status=status),
         status=status,
-        shows=inspect.get_annotations(show).get("return", Undescribed),
+        show=show,
     )
+
+
+def _shown_by(effect: Effect) -> Any:
+    """Return the type of what an effect shows, which may be written as a text."""
+    found = inspect.get_annotations(effect.show, eval_str=True) if effect.show else {}
+    return found.get("return", Undescribed)
 
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -306,7 +312,7 @@ class Routes(list[Route]):
         }
         if (effect := said.get("effect")) is not None:
             said.setdefault("status", effect.status)
-            said["answer"] = effect.shows if said["answer"] is Undescribed else said["answer"]
+            said["answer"] = _shown_by(effect) if said["answer"] is Undescribed else said["answer"]
         if "example" in said and not isinstance(said["example"], Example):
             said["example"] = Example(**{"query" if is_get else "body": said["example"]})
 

@@ -15,7 +15,7 @@ from agentsvc.base.errors import BodyTooLarge
 from agentsvc.config.schema import Config
 from agentsvc.http import wire
 from agentsvc.http.middleware import pipeline as middleware
-from agentsvc.http.routes import Route, Routes, Scope, mount
+from agentsvc.http.routes import Route, Routes, Scope, effect_of, mount
 
 type Client = TestClient[web.Request, web.Application]
 type MakeClient = Callable[[web.Application], Awaitable[Client]]
@@ -304,6 +304,20 @@ def test_a_handler_puts_itself_into_a_table_with_the_first_line_of_its_docstring
     ]
     assert all(one.handler is get_it for one in routes)
     assert routes[1].answer is int
+
+
+def test_what_an_effect_shows_may_say_its_type_as_a_text() -> None:
+    def show(number: int) -> "Thing":
+        return Thing(name="a", number=number)
+
+    routes = Routes("/things")
+
+    @routes.add("POST", "", effect=effect_of(int, show))
+    async def make(_request: web.Request) -> int:
+        """Make one."""
+        return 1
+
+    assert routes[0].answer is Thing
 
 
 def test_changes_have_the_names_on_the_wire_of_what_they_change() -> None:
