@@ -113,8 +113,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         mark = sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
         temp = sandbox_directory.make_temp(record.temp, mark, record.user)
         if self.folder.read_state() is None:
+            orders = self._orders(mark, record, temp)
             self.folder.clear_pause()
-            self._start_shim(mark, self._orders(mark, record, temp))
+            self._start_shim(mark, orders)
         return record
 
     def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:

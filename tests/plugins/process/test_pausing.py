@@ -1,14 +1,15 @@
 """Pauses of process sandboxes reach every process, and end as they began."""
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from process import layers, sandbox_directory, tree
+from process import groups, layers, sandbox_directory, tree
 
-from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded
 from agentsvc.plugin.backend import PausedAs, Phase, StillFetching
 from tests.plugins.process.rig import (
     BOTH_WAYS,
@@ -174,6 +175,23 @@ async def test_one_whose_new_start_was_cut_short_is_still_stopped(
         assert (report.phase, report.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
         await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
         await bench.wait(handle, Phase.RUNNING)
+
+
+async def test_one_whose_new_start_finds_no_room_is_still_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with core_rig(tmp_path) as bench:
+        handle = await bench.serve()
+        await bench.backend.stop(handle)
+        with monkeypatch.context() as patched:
+            patched.setattr(groups.Groups, "make", is_full)
+            with pytest.raises(CapacityExceeded):
+                await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
+        report = await bench.backend.inspect(handle)
+        assert (report.phase, report.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
 
 
 async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: Path) -> None:
