@@ -1,13 +1,14 @@
 """Tells from a conversation whether its agent has finished its task."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from agentsvc.base import decode_or_none
 from agentsvc.conversations import ConversationView, StoredEvent
 from agentsvc.domain import ExecutionStatus
+from agentsvc.extension.reading import texts
 from agentsvc.sandboxes import SandboxStatus
 
 AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
@@ -47,12 +48,8 @@ def cost_of(view: ConversationView) -> float | None:
     return metrics.accumulated_cost if metrics else None
 
 
-class _Part(msgspec.Struct):
-    text: str = ""
-
-
 class _Message(msgspec.Struct, frozen=True):
-    content: list[_Part] = []
+    content: Any = None
 
 
 class _Action(msgspec.Struct):
@@ -74,5 +71,5 @@ def last_words(events: Iterable[StoredEvent]) -> str | None:
         if event.action is not None and event.action.kind == "FinishAction":
             return event.action.message
         if stored.kind == "MessageEvent" and stored.source == "agent":
-            return "\n".join(part.text for part in event.llm_message.content)
+            return texts(event.llm_message.content)
     return None

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from agentsvc.base import NotAuthenticated, Secret
+from agentsvc.extension.agents import StoredEvent
 from agentsvc.extension.commands import LOOK
+from agentsvc.extension.endings import last_words
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
@@ -160,3 +162,22 @@ def test_a_command_that_was_killed_is_lost_and_is_not_begun_again(tmp_path: Path
 def test_a_signature_that_is_no_text_is_a_wrong_one(name: str, given: str) -> None:
     with pytest.raises(NotAuthenticated):
         key_of({name: given}, b"{}", Secret("whsec_Zm9v"), DUE)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([{"type": "text", "text": "It is"}, {"type": "text", "text": "done"}], "It is\ndone"),
+        ([{"type": "text", "text": None}, {"type": "text", "text": "done"}], "\ndone"),
+        ([{"type": "image", "image_urls": []}], ""),
+        ("It is done", "It is done"),
+        (None, ""),
+    ],
+)
+def test_the_last_words_are_read_in_whatever_form_they_are(content: Any, expected: str) -> None:
+    bodies = ({"llm_message": {"content": content}}, {"llm_message": {"content": ["before"]}})
+    events = [
+        StoredEvent("c", 0, "e", "MessageEvent", "", "agent", msgspec.json.encode(body))
+        for body in bodies
+    ]
+    assert last_words(events) == expected
