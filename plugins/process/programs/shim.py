@@ -365,13 +365,16 @@ class Log:
         """Move what a pipe holds into the log; return False at the end of the stream."""
         taken, is_open = read_available(descriptor)
         *lines, rest = (self.partial[stream] + taken).split(b"\n")
-        # A secret is masked before it is cut in two, and none is whose end has not come yet.
+        # So much is kept that no secret that is begun in what is written ends in what has not come yet.
         bound = _LINE_MAX + self.longest
-        if len(rest) > bound:
-            rest = self._mask(rest)
         while len(rest) > bound:
-            lines.append(rest[:_LINE_MAX])
-            rest = rest[_LINE_MAX:]
+            end = self._end_of_piece(rest)
+            if not end:
+                rest, end = self._mask(rest), _LINE_MAX
+                if len(rest) <= bound:
+                    break
+            lines.append(rest[:end])
+            rest = rest[end:]
         self.partial[stream] = rest
         self._write(stream, lines)
         return is_open
@@ -409,6 +412,20 @@ class Log:
             self.path.replace(self.path.with_suffix(".1"))
         self.file = self.path.open("ab")
         self.filled = 0
+
+    def _end_of_piece(self, line: bytes) -> int:
+        """Return where a long line can be broken without breaking a secret, 0 where it cannot."""
+        end = _LINE_MAX
+        while end:
+            places = [
+                line.find(secret, max(end - len(secret) + 1, 0), end + len(secret) - 1)
+                for secret in self.secrets
+            ]
+            broken = [place for place in places if place >= 0]
+            if not broken:
+                return end
+            end = min(broken)
+        return 0
 
     def _mask(self, line: bytes) -> bytes:
         for secret in self.secrets:

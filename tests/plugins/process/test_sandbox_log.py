@@ -89,6 +89,35 @@ def test_nothing_is_shown_of_a_secret_where_a_long_line_is_broken(
     assert written == f"{'x' * at}{'*' * 10}{'y' * 9000}"
 
 
+@pytest.mark.parametrize("at", range(8192 - 4, 8192 + 37))
+def test_nothing_is_shown_of_a_secret_with_another_one_in_it(
+    tmp_path: Path, pipe: Pipe, at: int
+) -> None:
+    inner, outer = "a-long-secret", "user:a-long-secret@host"
+    log = Log(tmp_path / "log", 65536, [inner, outer])
+    for part in ("x" * at, "user:a-long-secret@", "host", "y" * 9000):
+        pipe.write(part)
+        log.copy(pipe.out, b"o")
+    log.end_lines()
+    log.close()
+    pipe.close()
+    written = "".join(text for _, text in texts(LogFile(tmp_path / "log")))
+    assert written == f"{'x' * at}{'*' * 10}{'y' * 9000}"
+
+
+@pytest.mark.parametrize("secret", ["aaaaaaaa", "*" * 10, "a" * 9000])
+def test_a_line_of_secrets_that_overlap_has_an_end(tmp_path: Path, pipe: Pipe, secret: str) -> None:
+    log = Log(tmp_path / "log", 1_000_000, [secret])
+    for _ in range(40):
+        pipe.write(secret[0] * 1000)
+        log.copy(pipe.out, b"o")
+    log.end_lines()
+    log.close()
+    pipe.close()
+    written = "".join(text for _, text in texts(LogFile(tmp_path / "log")))
+    assert written.startswith("*" * 10)
+
+
 def test_nothing_is_shown_of_many_secrets_in_a_line_without_end(tmp_path: Path, pipe: Pipe) -> None:
     log = Log(tmp_path / "log", 65536, ["a-long-secret"])
     told = "a-long-secret" * 3000
