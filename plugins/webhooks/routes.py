@@ -206,8 +206,8 @@ async def get_webhook_subscription(request: web.Request) -> WebhookInfo:
 async def patch_webhook_subscription(request: web.Request) -> WebhookInfo:
     """Change a webhook subscription.
 
-    Only what is sent is changed. What is waiting is delivered as the subscription says then. `is_enabled`
-    clears `disabled_reason`, too.
+    Only what is sent is changed. What is waiting is delivered as the subscription says then. To enable
+    one again clears `disabled_reason`, too.
     """
     changes = await read_changes(request, WebhookUpdate)
     changed = await request.app[WEBHOOKS].update(*_named(request), changes)
