@@ -10,6 +10,7 @@ import yaml
 
 import agentsvc
 from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import AgentsvcError, DatabaseBusy, DiskFull, StorageFailed, TimedOut
 from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
@@ -97,6 +98,16 @@ async def test_dashboard_and_alerts_ask_for_what_a_server_prints(
     everything = " ".join(expression for expression, _ in panels())
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in printed.keys() - {"up"}}
     assert [name for name in sorted(families) if name not in everything] == []
+
+
+def test_requests_that_fail_in_the_server_are_all_alerted_of() -> None:
+    kinds = (AgentsvcError, DatabaseBusy, DiskFull, StorageFailed, TimedOut)
+    statuses = {str(kind.status) for kind in kinds}
+    [expression] = [one for one, _ in alerts() if "|504" in one]
+    counted = [
+        set(value.split("|")) for label, _, value in _LABEL.findall(expression) if label == "status"
+    ]
+    assert counted == [statuses] * 2
 
 
 def test_what_nobody_prints_is_seen() -> None:
