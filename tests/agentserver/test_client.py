@@ -135,7 +135,7 @@ async def test_pages_without_end_are_refused(
 
     monkeypatch.setattr(agent_client, "_PAGES_MAX", 6)
     server = await serve(answer)
-    with pytest.raises(AgentRefused, match="no end"):
+    with pytest.raises(AgentRefused, match="do not come to an end"):
         async with asyncio.timeout(5):
             assert [page async for page in server.event_pages("c", time_limit=5)]
     assert len(seen) == asked

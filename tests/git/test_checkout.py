@@ -165,7 +165,7 @@ async def test_a_bundle_of_which_git_has_too_much_to_tell_is_refused(
     )
     await run_git("update-ref", "HEAD", made.strip(), cwd=sandbox)
     bundle = await bundle_of(sandbox, base, {"fine.txt": "x"})
-    with pytest.raises(BadRequest, match="more than 32 MiB"):
+    with pytest.raises(BadRequest, match="larger than 32 MiB"):
         await checkout.take(bundle, base)
 
 
