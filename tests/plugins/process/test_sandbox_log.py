@@ -1,7 +1,7 @@
 """The log of a process sandbox: written by the shim, read by the backend."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,18 +74,24 @@ def test_nothing_is_shown_of_a_secret_that_begins_with_others(tmp_path: Path, pi
     assert texts(LogFile(tmp_path / "log")) == [("stderr", "**********")]
 
 
-@pytest.mark.parametrize("at", range(8192 - 14, 8192 + 1))
-def test_nothing_is_shown_of_a_secret_where_a_long_line_is_broken(
-    tmp_path: Path, pipe: Pipe, at: int
-) -> None:
-    log = Log(tmp_path / "log", 65536, ["a-long-secret"])
-    for part in ("x" * at, "a-long-", "secret", "y" * 9000):
+def write_without_end(directory: Path, pipe: Pipe, secrets: list[str], parts: Iterable[str]) -> str:
+    """Write a line in parts to a log, and return what it has of it."""
+    log = Log(directory, 1_000_000, secrets)
+    for part in parts:
         pipe.write(part)
         log.copy(pipe.out, b"o")
     log.end_lines()
     log.close()
     pipe.close()
-    written = "".join(text for _, text in texts(LogFile(tmp_path / "log")))
+    return "".join(text for _, text in texts(LogFile(directory)))
+
+
+@pytest.mark.parametrize("at", range(8192 - 14, 8192 + 1))
+def test_nothing_is_shown_of_a_secret_where_a_long_line_is_broken(
+    tmp_path: Path, pipe: Pipe, at: int
+) -> None:
+    parts = ("x" * at, "a-long-", "secret", "y" * 9000)
+    written = write_without_end(tmp_path / "log", pipe, ["a-long-secret"], parts)
     assert written == f"{'x' * at}{'*' * 10}{'y' * 9000}"
 
 
@@ -93,41 +99,23 @@ def test_nothing_is_shown_of_a_secret_where_a_long_line_is_broken(
 def test_nothing_is_shown_of_a_secret_with_another_one_in_it(
     tmp_path: Path, pipe: Pipe, at: int
 ) -> None:
-    inner, outer = "a-long-secret", "user:a-long-secret@host"
-    log = Log(tmp_path / "log", 65536, [inner, outer])
-    for part in ("x" * at, "user:a-long-secret@", "host", "y" * 9000):
-        pipe.write(part)
-        log.copy(pipe.out, b"o")
-    log.end_lines()
-    log.close()
-    pipe.close()
-    written = "".join(text for _, text in texts(LogFile(tmp_path / "log")))
+    secrets = ["a-long-secret", "user:a-long-secret@host"]
+    parts = ("x" * at, "user:a-long-secret@", "host", "y" * 9000)
+    written = write_without_end(tmp_path / "log", pipe, secrets, parts)
     assert written == f"{'x' * at}{'*' * 10}{'y' * 9000}"
 
 
 @pytest.mark.parametrize("secret", ["aaaaaaaa", "*" * 10, "a" * 9000])
 def test_a_line_of_secrets_that_overlap_has_an_end(tmp_path: Path, pipe: Pipe, secret: str) -> None:
-    log = Log(tmp_path / "log", 1_000_000, [secret])
-    for _ in range(40):
-        pipe.write(secret[0] * 1000)
-        log.copy(pipe.out, b"o")
-    log.end_lines()
-    log.close()
-    pipe.close()
-    written = "".join(text for _, text in texts(LogFile(tmp_path / "log")))
+    written = write_without_end(tmp_path / "log", pipe, [secret], [secret[0] * 1000] * 40)
     assert written.startswith("*" * 10)
 
 
 def test_nothing_is_shown_of_many_secrets_in_a_line_without_end(tmp_path: Path, pipe: Pipe) -> None:
-    log = Log(tmp_path / "log", 65536, ["a-long-secret"])
     told = "a-long-secret" * 3000
-    for begin in range(0, len(told), 1000):
-        pipe.write(told[begin : begin + 1000])
-        log.copy(pipe.out, b"o")
-    log.end_lines()
-    log.close()
-    pipe.close()
-    assert {letter for _, text in texts(LogFile(tmp_path / "log")) for letter in text} == {"*"}
+    parts = [told[begin : begin + 1000] for begin in range(0, len(told), 1000)]
+    written = write_without_end(tmp_path / "log", pipe, ["a-long-secret"], parts)
+    assert set(written) == {"*"}
 
 
 def test_a_line_without_end_is_broken_up(tmp_path: Path, pipe: Pipe) -> None:
