@@ -158,40 +158,34 @@ async def test_one_whose_stop_is_not_finished_yet_is_resumed_later(
                 await bench.backend.resume(handle)
 
 
+@pytest.mark.parametrize(
+    ("step", "failure", "error"),
+    [
+        ((layers.Layers, "finish_rollback"), StillFetching("1 of 2 files"), StillFetching),
+        ((groups.Groups, "make"), OSError(errno.ENOSPC, "No space left"), CapacityExceeded),
+    ],
+)
 async def test_one_whose_new_start_was_cut_short_is_still_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: tuple[type, str],
+    failure: Exception,
+    error: type[Exception],
 ) -> None:
-    async def is_copied_still(*_: object) -> None:
-        raise StillFetching("1 of 2 files")
+    def fail(*_: object) -> None:
+        raise failure
 
     async with core_rig(tmp_path) as bench:
         handle = await bench.serve()
         await bench.backend.stop(handle)
         with monkeypatch.context() as patched:
-            patched.setattr(layers.Layers, "finish_rollback", is_copied_still)
-            with pytest.raises(StillFetching):
+            patched.setattr(*step, fail)
+            with pytest.raises(error):
                 await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
         report = await bench.backend.inspect(handle)
         assert (report.phase, report.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
         await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
         await bench.wait(handle, Phase.RUNNING)
-
-
-async def test_one_whose_new_start_finds_no_room_is_still_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def is_full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async with core_rig(tmp_path) as bench:
-        handle = await bench.serve()
-        await bench.backend.stop(handle)
-        with monkeypatch.context() as patched:
-            patched.setattr(groups.Groups, "make", is_full)
-            with pytest.raises(CapacityExceeded):
-                await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
-        report = await bench.backend.inspect(handle)
-        assert (report.phase, report.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
 
 
 async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: Path) -> None:
