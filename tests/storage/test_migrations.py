@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 import sys
 from asyncio.subprocess import PIPE
@@ -190,6 +191,25 @@ async def test_programs_that_start_together_migrate_once(db_path: Path, migratio
         await (await Database.open(db_path, migrations=migrations, busy_seconds=50)).close()
 
     await asyncio.gather(*(start() for _ in range(4)))
+
+    assert query(db_path, "SELECT name, size FROM things") == [("chair", 7)]
+    assert len(copies(db_path)) == 1
+
+
+async def test_a_database_that_is_migrated_meanwhile_is_not_migrated_again(
+    db_path: Path, migrations: Path
+) -> None:
+    await make_old(db_path, migrations)
+    add_second(migrations)
+    # The lock file is read between the first look at the version and the transaction.
+    lock = db_path.parent / "lock"
+    os.mkfifo(lock)
+    async with asyncio.TaskGroup() as group:
+        second = group.create_task(Database.open(db_path, migrations=migrations))
+        with await asyncio.to_thread(lock.open, "wb"):
+            lock.rename(lock.with_name("fifo"))
+            await (await Database.open(db_path, migrations=migrations)).close()
+    await second.result().close()
 
     assert query(db_path, "SELECT name, size FROM things") == [("chair", 7)]
     assert len(copies(db_path)) == 1
