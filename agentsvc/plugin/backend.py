@@ -1,9 +1,9 @@
-"""The contract between the server and whatever runs its sandboxes.
+"""The contract between the server and a runtime backend, which runs its sandboxes.
 
-Public: plugin authors import from here. A backend is a subclass of RuntimeBackend; the values it
-takes and gives are the structs of `agentsvc.plugin.values`, which are to be had from here. How
-backends are found is in `agentsvc.sandboxes.plugin_loader`, how they are chosen in `agentsvc.sandboxes.registry`; what they
-must do is checked by `agentsvc.testing.backend_contract`.
+Public: plugin authors import from here. A backend is a subclass of RuntimeBackend; its arguments and
+results are the structs of `agentsvc.plugin.values`, which this module exports. Backends are discovered by
+`agentsvc.sandboxes.plugin_loader` and selected by `agentsvc.sandboxes.registry`; the conformance kit,
+`agentsvc.testing.backend_contract`, tests that a backend keeps the contract.
 """
 
 import abc
@@ -79,18 +79,18 @@ __all__ = [
 ]
 
 API_VERSION: Final = 1
-"""The contract this server speaks; a backend class states the one it was written for."""
+"""The version of the contract that this server implements; a backend class declares its own."""
 
 HANDLE_BYTES_MAX: Final = 8192
-"""The size a handle's data may have as JSON."""
+"""The maximum size of a handle's `data` as JSON, in bytes."""
 
 _PORT_PLACEHOLDER = re.compile(r"\{port\.([a-z0-9_]+)\}")
 
 
 class PartlyScanned(BackendUnavailable):
-    """Some of a backend's hosts are away; `found` is what there is at the others.
+    """Some of a backend's hosts or sandboxes cannot be reached; `found` has the others.
 
-    What is not in it may well exist; where `unknown` is not None, only what has one of these ids.
+    Sandboxes that are not in `found` may exist; if `unknown` is not None, only those with its ids may.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class PartlyScanned(BackendUnavailable):
 
 
 class StillFetching(BackendUnavailable):
-    """What a sandbox is made of is on its way here, and comes nearer; the message says how far it is.
+    """The image or files of a sandbox are still being downloaded or copied; the message reports progress.
 
-    As long as `create` raises it, the time that a start may take does not run.
+    While `create` raises it, the start timeout is suspended.
     """
 
 
@@ -117,51 +117,51 @@ type FindKey = Callable[[str], Awaitable[Secret | None]]
 
 
 async def no_key(_sandbox_id: str) -> Secret | None:
-    """Stand for an installation in which no user has a key of their own."""
+    """Return None: the default `owner_key`, for an installation in which no user has stored a key."""
     return None
 
 
 NOT_CALLING: Final[Mapping[str, str]] = {"callbacks": "none"}
-"""The fact of a sandbox that cannot reach this server, which then asks for its events itself."""
+"""The fact reported for a sandbox that cannot reach this server; the server polls it for events."""
 
 
 class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend instance is told about the installation it works for."""
+    """The installation that a backend instance works for: its id, directories, URLs and callbacks."""
 
     instance_id: str
-    """Of this installation; label everything with it."""
+    """The id of this installation; label every resource with it."""
     state_dir: Path
-    """Private to this backend; may be empty after a restore."""
+    """A directory private to this backend; may be empty after a restore."""
     callback_url: str = ""
-    """Where sandboxes reach the server, also those without a network; empty if that is not known."""
+    """The server's URL for sandboxes, also for those without a network; empty if unknown."""
     public_url: str = ""
-    """Where browsers reach the server; empty if that is not known."""
+    """The server's URL for browsers; empty if unknown."""
     owner_key: FindKey = no_key
-    """Returns what the owner of a sandbox has stored as their `sandbox_api_key`, now."""
+    """Returns the current `sandbox_api_key` of the owner of a sandbox, or None; takes the sandbox id."""
     keeps_checkpoints: bool = False
-    """Whether the server is configured to ask for checkpoints of sandboxes."""
+    """Whether the server is configured to take checkpoints of sandboxes."""
 
 
 type SaveHandle = Callable[[Handle], Awaitable[None]]
 
 
 class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
-    """Runs sandboxes somewhere.
+    """Runs sandboxes on one kind of infrastructure.
 
-    An instance keeps connections, never sandboxes. Whatever is needed to find a sandbox again
-    is in its handle, so a new instance after a restart answers for old handles. There is one
-    instance per config table; calls for different sandboxes interleave at every await.
+    An instance keeps connections, never sandboxes. A sandbox's handle holds everything needed to
+    find it again, so a new instance after a restart accepts old handles. There is one instance
+    per config table; calls for different sandboxes interleave at every await.
     """
 
     name: ClassVar[str]
-    """The type named in config and specs."""
+    """The backend type named in the config and in specs."""
     api_version: ClassVar[int]
-    """No default: a class says which contract it was written for."""
+    """The contract version that the class was written for; has no default."""
     capabilities: ClassVar[frozenset[Capability]]
     Config: ClassVar[type[msgspec.Struct]]
-    """Its table in config.toml; every field has a default or is required, unknown keys are refused."""
+    """Its table in config.toml; fields are required or have a default, unknown keys are rejected."""
     default_isolation: ClassVar[Isolation] = Isolation.NONE
-    """The level it is made for: a server whose configuration accepts no less starts with no less."""
+    """The isolation it is designed for: a server that requires at least this starts no sandbox with less."""
 
     def __init__(self, config: ConfigT, context: BackendContext) -> None:
         """Keep the two arguments as attributes. No I/O."""
@@ -169,18 +169,18 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         self.context = context
 
     async def open(self) -> None:  # noqa: B027  # optional: not every backend has connections
-        """Connect; import client libraries here. Raise BackendUnavailable if that fails now."""
+        """Connect; import client libraries here. Raise BackendUnavailable if connecting fails."""
 
     async def close(self) -> None:  # noqa: B027  # optional: not every backend has connections
-        """Let go of connections. Sandboxes keep running. Safe to call twice, or without open."""
+        """Close all connections. Sandboxes keep running. Idempotent, and safe without `open`."""
 
     @abc.abstractmethod
     async def probe(self) -> Health:
-        """Say whether a sandbox could be created now, and if not, why. Cheap; changes nothing."""
+        """Report whether a sandbox could be created now, and if not, why. Cheap; changes nothing."""
 
     @property
     def runs_here(self) -> bool:
-        """Whether sandboxes use the processors of this server's machine, so that starts take turns.
+        """Whether sandboxes use the CPUs of this server's machine, so that starts are limited by slots.
 
         No I/O.
         """
@@ -188,20 +188,21 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
 
     @property
     def least_isolation(self) -> Isolation:
-        """The level below which no sandbox may be started here, whatever is configured. No I/O."""
+        """The minimum isolation of every sandbox of this backend, whatever is configured. No I/O."""
         return Isolation.NONE
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say how what is made of a spec or an order is held; known once the backend is open.
+        """Return the isolation, networks and limits that sandboxes of a spec or an order would get.
 
-        No I/O. The server refuses what asks for more, and so does `check_fences` in `create`.
+        No I/O; known once the backend is open. The server and `check_fences` in `create` reject a
+        spec or an order that asks for more.
         """
         del asked
         has_limits = Capability.LIMITS in self.capabilities
         return Fences(limits=frozenset(Limits.__struct_fields__ if has_limits else ()))
 
     def check_fences(self, asked: Spec | Order) -> None:
-        """Raise OrderRejected for more isolation, another network or limits than there are here."""
+        """Raise OrderRejected if more isolation, a network or a limit is asked for than is enforced."""
         fences = self.fences(asked)
         if not fences.isolation.meets(asked.isolation):
             why = "".join(f"; {text}" for text in (fences.reason, fences.remedy) if text)
@@ -217,52 +218,52 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         if asked.allow_hosts and asked.network is not Network.ALLOWLIST:
             raise OrderRejected("`allow_hosts` needs the network `allowlist`")
         for name, value in msgspec.structs.asdict(asked.limits).items():
-            # 0 asks for no limit, whatever is limited by default.
+            # 0 asks for no limit, even if the backend limits by default.
             if value and name not in fences.limits:
                 raise OrderRejected(f"The {self.name} backend cannot enforce the limit `{name}`")
 
     def why_no_pool(self, spec: Spec) -> str:
-        """Say why no sandbox of a spec can be made before it is known for whom, or nothing.
+        """Return why no sandbox of a spec can be created before its user is known, or "" if it can.
 
-        No I/O. The order of such a one has `OH_DEFERRED_INIT` in its environment, and the server
-        itself tells its agent server all that is its user's once there is one. Asked again before
-        one is given away, of the spec with what that user needs.
+        No I/O. The order of such a warm-pool sandbox has `OH_DEFERRED_INIT` in its environment; the
+        server sends the user's data to its agent server once there is a user. Called again before a
+        spare is assigned, with the spec as changed by what that user needs.
         """
         del spec
         return ""
 
     def why_no_reclaim(self) -> str:
-        """Say why memory of paused sandboxes can be pushed out nowhere now, or nothing where it can.
+        """Return why memory of paused sandboxes cannot be moved to swap now, or "" if it can.
 
-        No I/O. It may change while the backend is open.
+        No I/O. The result may change while the backend is open.
         """
         if Capability.RECLAIM in self.capabilities:
             return ""
         return f"the {self.name} backend pushes no memory out"
 
     def why_no_copies(self) -> str:
-        """Say why no files of sandboxes can be kept or copied now, or nothing where they can.
+        """Return why files of sandboxes cannot be kept or copied now, or "" if they can.
 
-        No I/O. Layers and copies are refused by OrderRejected meanwhile, and checkpoints may be. It may
-        change while the backend is open.
+        No I/O. If a reason is returned, layers and copies are rejected with OrderRejected, and checkpoints
+        may be. The result may change while the backend is open.
         """
         if self.capabilities & {Capability.LAYERS, Capability.COPIES, Capability.CHECKPOINTS}:
             return ""
         return f"the {self.name} backend keeps no files of its own"
 
     def why_no_hibernate(self) -> str:
-        """Say why memory of paused sandboxes can be kept in no file now, or nothing where it can.
+        """Return why memory of paused sandboxes cannot be written to disk now, or "" if it can.
 
-        No I/O. It may change while the backend is open.
+        No I/O. The result may change while the backend is open.
         """
         if Capability.HIBERNATE in self.capabilities:
             return ""
         return f"the {self.name} backend keeps no memory on disk"
 
     def inside_url(self, url: str) -> str:
-        """Return the URL of this server as sandboxes see it, where they see it otherwise.
+        """Return the URL by which sandboxes reach this server, if it differs from the given one.
 
-        No I/O, and the same each time: it is told to agent servers that outlive this process.
+        No I/O. Must be stable: it is sent to agent servers that outlive this process.
         """
         return url
 
@@ -271,23 +272,23 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
 
     @abc.abstractmethod
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Ask for a sandbox and return once it is asked for; running may come later.
+        """Request a sandbox and return once it is requested; it may start running later.
 
-        Label what is made with the instance id and the sandbox id *as it is made*, so that
-        scan finds it whatever happens next. Call save as soon as there is something to clean
-        up, and again when more is known; when save returns, the handle is on disk.
-        The same order twice gives the same one sandbox. Refuse limits, a network and a floor of
-        isolation that you cannot enforce (`check_fences`).
-        If cancelled, leave either nothing or something that scan lists.
-        What must be fetched first is fetched beside: raise StillFetching, and you are asked again.
+        Label every resource with the instance id and the sandbox id *when it is created*, so that
+        scan finds it after any failure. Call save as soon as there is something to clean up, and
+        again when more is known; when save returns, the handle is on disk.
+        Idempotent: the same order twice creates one sandbox. Reject limits, networks and isolation
+        levels that you cannot enforce (`check_fences`).
+        If cancelled, leave either nothing or resources that scan lists.
+        Download images and files in the background: raise StillFetching, and you are called again.
         """
 
     @abc.abstractmethod
     async def inspect(self, handle: Handle) -> Report:
-        """Look at the sandbox now.
+        """Return the current state of the sandbox.
 
-        GONE only if the control plane was reached and has no such sandbox. If it could not be
-        reached, raise BackendUnavailable. If the handle is of a version you do not know, raise
+        Report GONE only if the control plane was reached and has no such sandbox. If it could not
+        be reached, raise BackendUnavailable. If the handle's version is unknown, raise
         HandleTooNew. Never wait for a phase to change.
         """
 
@@ -295,174 +296,174 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     async def scan(self) -> Sequence[Found]:
         """List every sandbox that carries this instance's label, in any phase.
 
-        All or nothing: a partial list must raise, as PartlyScanned where a backend has several
-        hosts and some of them are away, or cannot look at some sandboxes. Those of other instances
-        are not listed.
+        All or nothing: instead of returning a partial list, raise BackendUnavailable; raise
+        PartlyScanned if only some hosts or sandboxes cannot be reached. Sandboxes of other
+        instances are not listed.
         """
 
     @abc.abstractmethod
     async def delete(self, handle: Handle) -> None:
-        """Remove the sandbox and all that was made for it, and return when it is gone.
+        """Remove the sandbox and every resource created for it; return when they are gone.
 
-        Works in every phase, on a handle saved half-way, and on a sandbox that is already gone.
+        Works in every phase, with a handle that was saved half-way, and if the sandbox is already gone.
         """
 
     async def leftovers(self) -> Sequence[str]:
-        """Name what there is of this instance, found by another road than scan takes.
+        """List all resources of this instance, found by other means than those of scan.
 
-        Only the conformance kit asks, while a sandbox runs and when all of them are deleted. The
-        kit itself sees processes, temporary files, control groups and mounts of its machine.
+        Only the conformance kit calls it, while a sandbox runs and after all are deleted. The kit
+        itself finds processes, temporary files, control groups and mounts on its machine.
         """
         return ()
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
-        """Say whether an endpoint that was reported leads to this sandbox now, and to nothing else.
+        """Return whether a reported endpoint still leads to this sandbox, and to nothing else.
 
-        Asked about each new connection to it, made from that port of this server's machine, before
-        anything is sent: a key, a secret or a cookie must not go to what has the address of a
-        sandbox that is gone. Not asked about a unix socket, which must be where no sandbox can
-        replace it. Raise BackendUnavailable where it cannot be found out now. The base class
-        compares with what inspect reports; one that knows less of its sandboxes than that, such as
-        another server's, says so, and how its peers are known, in its documentation.
+        Called for each new connection to the endpoint, made from `source_port` of this server's
+        machine, before anything is sent: a key, a secret or a cookie must not reach another process
+        that has taken over the address of a deleted sandbox. Not called for unix sockets, which must
+        be in a directory in which no sandbox can replace them. Raise BackendUnavailable if the
+        answer cannot be determined now. The base class compares with the result of inspect. A
+        backend that cannot know, such as one for another server, documents how it identifies peers.
         """
         del source_port
         report = await self.inspect(handle)
         return any(found.url == endpoint.url for found in report.endpoints)
 
     async def usage(self, handle: Handle) -> Usage | None:
-        """Say what the sandbox uses now; None where that is not known, or it does not exist.
+        """Return what the sandbox uses now, or None if that is unknown or the sandbox does not exist.
 
-        The server asks now and then, and remembers the answer. Cheap; changes nothing.
+        The server calls it periodically and caches the result. Cheap; changes nothing.
         """
         del handle
         return None
 
     async def give_way(self, handles: Sequence[Handle]) -> None:  # noqa: B027  # optional: they may share
-        """Let these sandboxes, and no others, have less of the processors where others want them.
+        """Lower the CPU priority of these sandboxes, and restore that of all others.
 
-        Asked where `runs_here` while conversations start: what has begun is not to slow the others.
-        Nothing more starts when none is named. Sandboxes that are gone are fine. No sandbox gives way
-        any more once the backend was closed, or is opened after a crash.
+        Called if `runs_here`, while conversations start, so that sandboxes that have just started do
+        not slow down the other starts. An empty list means that no start is under way. Sandboxes that
+        are gone are ignored. `close`, and `open` after a crash, restore the priority of all.
         """
 
-    # With a capability. The base class raises Unsupported.
+    # Optional methods, one for each capability. The base class raises Unsupported.
 
     async def pause(self, handle: Handle) -> None:
-        """Stop using CPU, keep the files. Pausing a paused sandbox is fine.
+        """Stop using CPU and keep the files. Idempotent.
 
-        Cancelled half-way, a second call finishes it. Raises Conflict where there is nothing
-        that could be paused.
+        If cancelled half-way, a second call completes it. Raises Conflict if the sandbox cannot be
+        paused.
         """
         raise _unsupported(self, Capability.PAUSE, handle)
 
     async def resume(self, handle: Handle) -> Handle:
-        """Run again on the same files. Return the handle to use from now on.
+        """Resume the sandbox on the same files. Return the handle to use from now on.
 
-        Resuming a running sandbox is fine. Raises Conflict if it has failed or is gone and
-        therefore cannot run again. Where a backend can stop sandboxes, what was stopped is not
-        resumed: the server calls restart for it.
+        Idempotent for a running sandbox. Raises Conflict if it has failed or is gone and
+        therefore cannot run again. A backend with the capability STOP does not resume stopped
+        sandboxes: the server calls restart for them.
         """
         raise _unsupported(self, Capability.PAUSE, handle)
 
     async def reclaim(self, handle: Handle) -> None:
-        """Push the memory of a frozen sandbox out to swap, as far as there is room.
+        """Move the memory of a frozen sandbox to swap, as far as there is room.
 
-        When it returns the sandbox is PAUSED as RECLAIMED, or still as FROZEN where hardly anything
-        could be pushed out. Asked of one that was reclaimed or stopped, nothing is done. Cancelled
-        half-way, as when it is to be resumed, what is out is out. Raises Conflict unless it is paused.
+        On return the sandbox is PAUSED as RECLAIMED, or still as FROZEN if hardly any memory could be
+        moved. No-op for a sandbox that is reclaimed or stopped. If cancelled half-way, for example by
+        a resume, what was moved stays in swap. Raises Conflict unless the sandbox is paused.
         """
         raise _unsupported(self, Capability.RECLAIM, handle)
 
     async def hibernate(self, handle: Handle) -> None:
-        """Write memory and processes of a frozen or reclaimed sandbox to disk, and let go of both.
+        """Write memory and processes of a frozen or reclaimed sandbox to disk, and release both.
 
-        When it returns the sandbox is PAUSED as ON_DISK, or as before where it could not be done, or
-        as STOPPED where its memory was lost by trying. `resume` lets it go on where it was; if what
-        was written cannot be read, that leaves it STOPPED, and the server calls `restart`. The file
-        holds the sandbox's secrets: nobody but who runs sandboxes reads it, and it goes with the
-        sandbox, and once that goes on. Asked of one that is on disk or stopped, nothing is done. Cut
-        off half-way, the sandbox is whole as one of these, or runs. Raises Conflict unless it is paused.
+        On return the sandbox is PAUSED as ON_DISK; as before, if that failed; or as STOPPED, if the
+        attempt lost its memory. `resume` continues from the file; if the file cannot be read, the
+        sandbox becomes STOPPED, and the server calls `restart`. The file contains the sandbox's
+        secrets: only the account that runs sandboxes may read it, and it is removed with the sandbox,
+        and on resume. No-op for a sandbox on disk or stopped. If interrupted, the sandbox is left
+        intact in one of these states, or running. Raises Conflict unless the sandbox is paused.
         """
         raise _unsupported(self, Capability.HIBERNATE, handle)
 
     async def stop(self, handle: Handle) -> None:
-        """End all that runs in a running or paused sandbox, and keep its files.
+        """Stop all processes of a running or paused sandbox and keep its files.
 
-        When it returns nothing of it takes memory any more, and the sandbox is PAUSED as STOPPED,
-        also after the machine was restarted. Stopping a stopped one is fine. Cancelled half-way,
-        a second call finishes it. Raises Conflict where there is nothing that could be stopped.
+        On return it uses no memory and is PAUSED as STOPPED, also after the machine was restarted.
+        Idempotent. If cancelled half-way, a second call completes it. Raises Conflict if the sandbox
+        cannot be stopped.
         """
         raise _unsupported(self, Capability.STOP, handle)
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
-        """Start the command of a sandbox that has failed, or was stopped, on the same files.
+        """Start the command of a failed or stopped sandbox on the same files.
 
-        The order is the one it was created with. A sandbox that runs or is frozen is left as it
-        is. Called again after a crash half-way, it finishes what was begun. Raises Conflict if
-        the files are gone.
+        The order is the one that it was created with. No-op for a running or frozen sandbox. Called
+        again after a crash half-way, it completes the restart. Raises Conflict if the files are
+        gone.
         """
         del order, save
         raise _unsupported(self, Capability.RESTART, handle)
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
-        """Keep a copy of the files of a stopped sandbox, with which others can begin.
+        """Save a copy of the files of a stopped sandbox as a layer, from which others can be created.
 
-        Returns how many bytes of disk it takes. A layer is all there or not at all, and stays when
-        the sandbox is deleted; `Order.layer` names it, and `create` raises OrderRejected where it
-        is not there. Its id is chosen by the server, as that of a sandbox; for one that is kept
-        already nothing is done. Copying goes on beside: raise StillFetching until it is done.
-        Raises Conflict unless the sandbox is stopped, OrderRejected for more than `max_bytes`.
+        Returns its size on disk in bytes. A layer is complete or absent, and outlives the sandbox;
+        `Order.layer` names it, and `create` raises OrderRejected if it does not exist. The server
+        chooses its id, with the format of a sandbox id; no-op if that layer exists. Copy in the
+        background: raise StillFetching until it is done. Raises Conflict unless the sandbox is
+        stopped, OrderRejected if the files take more than `max_bytes`.
         """
         del layer_id, max_bytes
         raise _unsupported(self, Capability.LAYERS, handle)
 
     async def layers(self) -> Sequence[str]:
-        """List the ids of the layers of this instance; none without the capability."""
+        """List the ids of the layers of this instance; empty without the capability."""
         return ()
 
     async def remove_layer(self, layer_id: str) -> None:  # noqa: B027  # optional, as `layers`
-        """Remove a layer. Sandboxes that have begun with it keep their files. Fine if it is gone."""
+        """Remove a layer; idempotent. Sandboxes created from it keep their files."""
 
     async def build_image(self, image_id: str, build: ImageBuild) -> str:
         """Build an image and return its name, for `Order.base`; the name ends with a colon and the id.
 
-        One that is there already stays as it is. Building goes on beside: raise StillFetching until
-        it is done. What a crash has interrupted is listed, or gone. Raises OrderRejected with what was
-        said last where it cannot be built, or takes too long.
+        An image that exists is kept as it is. Build in the background: raise StillFetching until it is
+        done. A build interrupted by a crash is listed by `images`, or gone. Raises OrderRejected with
+        the end of the build output if the build fails or times out.
         """
         del build
         raise _unsupported(self, Capability.IMAGES, image_id)
 
     async def images(self) -> Sequence[str]:
-        """List the ids of the images of this instance, whole ones or not; none without the capability."""
+        """List the ids of the images of this instance, complete or not; empty without the capability."""
         return ()
 
     async def remove_image(self, image_id: str) -> None:  # noqa: B027  # optional, as `images`
-        """Remove an image, unless a sandbox of this instance has it. Fine if it is gone."""
+        """Remove an image, unless a sandbox of this instance uses it. Idempotent."""
 
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Keep a copy of the files of a sandbox that runs, to which it can go back.
+        """Save a copy of the files of a running sandbox, to which it can be rolled back.
 
-        It is not stopped for that. The oldest are removed until there are at most so many, and they
-        take at most so much disk; what has not changed since the one before is to take none. They go
-        with their sandbox. Copying goes on beside: raise StillFetching until it is done. Raises
-        OrderRejected where the files take more than `max_bytes`.
+        The sandbox keeps running. The oldest checkpoints are removed until at most `keep` are left and
+        they take at most `max_bytes` of disk; files unchanged since the previous checkpoint should take
+        no space. Checkpoints are removed with their sandbox. Copy in the background: raise StillFetching
+        until it is done. Raises OrderRejected if the files take more than `max_bytes`.
         """
         del checkpoint_id, keep, max_bytes
         raise _unsupported(self, Capability.CHECKPOINTS, handle)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        """List the checkpoints of a sandbox, the oldest first; none without the capability."""
+        """List the checkpoints of a sandbox, oldest first; empty without the capability."""
         del handle
         return ()
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
-        """Have a stopped sandbox go on with the files of a checkpoint, which is kept.
+        """Restore the files of a checkpoint in a stopped sandbox; the checkpoint is kept.
 
-        They may be put in place by `restart`, also by one after a crash. Raises Conflict unless the
-        sandbox is stopped, OrderRejected where there is no such checkpoint.
+        `restart` may restore the files, also a restart after a crash. Raises Conflict unless the
+        sandbox is stopped, OrderRejected if there is no such checkpoint.
         """
         del checkpoint_id
         raise _unsupported(self, Capability.CHECKPOINTS, handle)
@@ -476,23 +477,24 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         time_limit: float,
         max_output: int,
     ) -> ExecResult:
-        """Run a command inside and wait for it; used for health checks and set-up.
+        """Run a command in the sandbox and wait for it; used for health checks and set-up.
 
-        At the time limit, and when cancelled, kill the command and everything it started. A
+        At the time limit, and when cancelled, kill the command and all its child processes. A
         command that cannot be found is a result with its exit code, not an error of the backend.
-        Each stream is cut at `max_output` bytes. Raises Conflict unless the sandbox can run one.
+        Each stream is truncated at `max_output` bytes. Raises Conflict if the sandbox cannot run
+        a command.
         """
         del argv, env, time_limit, max_output
         raise _unsupported(self, Capability.EXECUTE, handle)
 
     def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        """Yield the last lines, oldest first; with follow, go on until the sandbox is deleted."""
+        """Yield the last `tail` lines, oldest first; with `follow`, continue until the sandbox is deleted."""
         del tail, follow
         raise _unsupported(self, Capability.LOGS, handle)
 
 
 def fill(text: str, ports: Mapping[str, int]) -> str:
-    """Replace each `{port.NAME}` by that port's number; raises OrderRejected for an unknown name."""
+    """Replace each `{port.NAME}` by the port's number; raises OrderRejected for an unknown name."""
 
     def number(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -504,7 +506,7 @@ def fill(text: str, ports: Mapping[str, int]) -> str:
 
 
 def check_hosts(asked: Spec | Order) -> None:
-    """Raise OrderRejected for an entry of `allow_hosts` that cannot be meant."""
+    """Raise OrderRejected for an invalid entry of `allow_hosts`."""
     try:
         parse_policy(asked.network, asked.allow_hosts)
     except BadHost as exc:

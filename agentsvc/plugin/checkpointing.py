@@ -1,4 +1,4 @@
-"""For backends whose sandboxes keep checkpoints themselves, by the program of `checkpoints_program`."""
+"""Helpers for backends whose sandboxes run `checkpoints_program` to keep their own checkpoints."""
 
 import posixpath
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from agentsvc.plugin.helpers import is_below
 from agentsvc.plugin.values import Checkpoint, ExecResult
 
 CHECKPOINT_SECONDS: Final = 1800.0
-"""How long the program may copy."""
+"""The time limit of the program."""
 CHECKPOINT_OUTPUT_BYTES: Final = 16_384
-"""How much it may write: an index, or why it could not copy."""
+"""The limit of the program's output: an index, or the error that prevented the copy."""
 
 _STATE: Final = ("OH_CONVERSATIONS_PATH", "OH_BASH_EVENTS_DIR")
 
 
 def check_copied(ended: ExecResult) -> None:
-    """Raise OrderRejected, Conflict or BackendUnavailable where the program has not done what it should."""
+    """Raise OrderRejected, Conflict or BackendUnavailable unless the program succeeded."""
     output = ended.stderr.decode(errors="replace").strip()
     if ended.exit_code == REFUSED:
         raise OrderRejected(output)
@@ -32,7 +32,7 @@ def check_copied(ended: ExecResult) -> None:
 
 
 def read_checkpoints(index: str) -> list[Checkpoint]:
-    """Return what the program's index lists, the oldest first; raises BackendUnavailable if it is none."""
+    """Parse the program's index, oldest first; raises BackendUnavailable if it is malformed."""
     try:
         known = msgspec.json.decode(index or "{}", type=dict[str, int])
         found = [
@@ -47,15 +47,15 @@ def read_checkpoints(index: str) -> list[Checkpoint]:
 def kept_directories(
     env: Mapping[str, str], work: str, home: str, *, may_have_state: bool = False
 ) -> list[str]:
-    """Return the directories that are a sandbox's files, none of them below another one.
+    """Return the directories with a sandbox's files, without those below another one.
 
-    Raises OrderRejected where the agent server's own files would be among them, unless they may be.
+    Raises OrderRejected if one contains the agent server's state, unless `may_have_state`.
     """
     paths = sorted({one for one in (work, posixpath.normpath(home)) if one not in ("", "/", ".")})
     for path in paths:
         if not may_have_state and any(env.get(key) and is_below(env[key], path) for key in _STATE):
             raise OrderRejected(
                 f"The agent server's own files are in {path}, which would be kept:"
-                " have the spec's `working_dir` beside them"
+                " set the spec's `working_dir` to a directory that does not contain them"
             )
     return [one for one in paths if not any(one != top and is_below(one, top) for top in paths)]

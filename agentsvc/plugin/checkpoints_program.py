@@ -1,8 +1,8 @@
-"""Keeps checkpoints of a sandbox's files, and puts those of one back; runs in the sandbox, by its Python.
+"""Keeps checkpoints of a sandbox's files and restores them; runs in the sandbox, by its Python.
 
-Beside it are the modules that it imports, and nothing else of this server. Checkpoints are kept where the
-agent does not reach them; they are put back before anything else runs, by a process with the agent's own
-rights.
+It is deployed with the modules it imports, and no other module of this server. Checkpoints are stored out
+of the agent's reach; they are restored before anything else runs, by a process with the agent's own
+permissions.
 """
 
 import contextlib
@@ -29,27 +29,27 @@ from agentsvc.plugin.file_checkpoints import (
 from agentsvc.plugin.removal import remove_directory
 
 REFUSED: Final = 3
-"""The exit code for files of which no checkpoint is kept; what is written says why."""
+"""The exit code if no checkpoint of the files can be kept; stderr says why."""
 INDEX: Final = "index"
-"""The file of a store with what `copy` prints."""
+"""The file in a store that holds the output of `copy`."""
 
 _MODULES: Final = ("copying", "file_checkpoints", "removal")
 
 
 class Store:
-    """The checkpoints of a sandbox, each a directory with one for each directory that was copied."""
+    """The checkpoints of a sandbox, each a directory with a subdirectory for each copied one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._index = directory / INDEX
         self._last = directory / "restored"
-        """Says which rollback was done last, so that none is done twice."""
+        """Holds the id of the last completed rollback, so that none is repeated."""
 
     def copy(self, checkpoint_id: str, paths: list[str], *, keep: int, max_bytes: int) -> str:
-        """Keep a checkpoint of what there is of some directories; raises FilesRefused.
+        """Take a checkpoint of the existing directories among `paths`; raises FilesRefused.
 
-        Returns those that are kept now, as JSON: when each was begun, in nanoseconds, by its id. Others
-        stay until `trim`.
+        Returns the checkpoints that are kept, as JSON: the start time of each in nanoseconds, by id.
+        Excess ones stay until `trim`.
         """
         directories = {quote(path, safe=""): Path(path) for path in paths if Path(path).is_dir()}
         with self._alone():
@@ -69,7 +69,7 @@ class Store:
         return text
 
     def trim(self) -> None:
-        """Remove the checkpoints that are not kept any more."""
+        """Remove the checkpoints that the index does not list."""
         with self._alone():
             known = json.loads(self._index.read_text())
             for one in kept_checkpoints(self._directory):
@@ -78,14 +78,14 @@ class Store:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Have it for oneself: what a server has begun that was killed goes on, and would be disturbed."""
+        """Lock the store: a program started by a server that was killed may still be copying."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def put_back(self, rollback: str) -> None:
-        """Have all files be those of a checkpoint, unless that was done; `rollback` is `ID CHECKPOINT`."""
+        """Restore all files of a checkpoint, unless that was done; `rollback` is `ID CHECKPOINT`."""
         with contextlib.suppress(FileNotFoundError):
             if self._last.read_text() == rollback:
                 return
@@ -102,8 +102,8 @@ class Store:
 
 
 def _put_back(directory: Path, copy: Path, begun: int) -> None:
-    """Have a directory be what its copy is; what has not changed since, and what is others', stays."""
-    with contextlib.suppress(OSError):  # it is another user's
+    """Restore a directory from its copy; unchanged files, and those of other users, are kept."""
+    with contextlib.suppress(OSError):  # another user owns it
         directory.chmod(0o700)
     names = {path.name for path in copy.iterdir()}
     for path in list(directory.iterdir()):
@@ -132,7 +132,7 @@ def _put_entry_back(path: Path, source: Path, begun: int) -> None:
 
 
 def _may_be_removed(info: os.stat_result) -> bool:
-    """Say whether something that is in no copy is so because it is new."""
+    """Return whether an entry without a copy is new, because the copy could have included it."""
     return info.st_uid == os.geteuid() and bool(info.st_mode & stat.S_IRUSR)
 
 
@@ -144,7 +144,7 @@ def _remove(path: Path) -> None:
 
 
 def programs() -> dict[str, bytes]:
-    """Return the files of this program by their paths, in a directory that a Python runs. Blocks."""
+    """Return the program's files by their paths in a directory for `python DIRECTORY`. Blocks."""
     package = Path(__file__).parent
     modules = {
         f"agentsvc/plugin/{name}.py": (package / f"{name}.py").read_bytes() for name in _MODULES
@@ -153,10 +153,10 @@ def programs() -> dict[str, bytes]:
 
 
 def main(argv: list[str]) -> int:
-    """Do what the arguments say and return the exit code.
+    """Run the command in the arguments and return the exit code.
 
-    They are the directory of the store after what is to be done: `copy`, or `take`, which trims, too, with
-    `ID KEEP MAX_BYTES PATH...`; `trim`; or `restore` with `ROLLBACK`.
+    The arguments are the command, the store's directory, and: for `copy`, or `take`, which also trims,
+    `ID KEEP MAX_BYTES PATH...`; for `trim` nothing; for `restore` `ROLLBACK`.
     """
     what, directory, *more = argv[1:]
     store = Store(Path(directory))

@@ -1,8 +1,8 @@
-"""Copying the files of a sandbox while it runs.
+"""Copies the files of a sandbox while it runs.
 
-Who is inside may change anything meanwhile, also to have the server read what is not theirs. So each
-thing is opened below the directory it was found in, and no link is followed. Standard library only, so
-that it can be run inside of a sandbox, too.
+The sandbox may change its files meanwhile, also to trick the server into reading files outside of it. So
+each entry is opened relative to its directory's descriptor, and no link is followed. Standard library
+only, because it also runs inside sandboxes.
 """
 
 import contextlib
@@ -25,33 +25,33 @@ _PASSES: Final = 4
 _DEEPEST: Final = 64
 _AT_ONCE: Final = 2**24
 _CLOCK_NS: Final = 20_000_000
-"""How far the times of files may be behind the clock."""
+"""The precision of file timestamps: how far they may lag behind the clock."""
 
 
 _Within = tuple[int, int, int | None]
-"""A directory, that of its copy, and that of an earlier copy if there is one."""
+"""Descriptors of the source directory, the target, and the earlier copy if there is one."""
 
 
 class Copy(NamedTuple):
-    """A copy of directories, and when it was begun, by the clock in nanoseconds."""
+    """A copy of directories, and the clock in nanoseconds at which it was begun."""
 
     path: Path
     begun: int
 
 
 class FilesRefused(Exception):
-    """Files are of a kind, or so many, that they are not copied."""
+    """The files cannot be copied or restored; the message says why."""
 
 
 def copy_running(
     directories: Mapping[str, Path], into: Path, broken_off: Event, earlier: Copy | None = None
 ) -> Copy:
-    """Copy directories, by the names they are to have, as they are at one moment into a new one. Blocks.
+    """Copy directories, each to its name in `into`, as they are at one moment. Blocks.
 
-    What has not changed since an earlier copy is shared with that. It is gone through again until
-    nothing has changed since that was begun, and a few times at most: what changes all the time is
-    copied as far as it has come. Raises FilesRefused for directories that are too deep, and
-    InterruptedError when it is broken off.
+    Files unchanged since an earlier copy are hard-linked from it. Passes are repeated until nothing
+    changed since the last pass began, at most a few times: files that change all the time are copied
+    as far as they have been written. Raises FilesRefused for directories nested too deeply, and
+    InterruptedError when `broken_off` is set.
     """
     copies: list[Copy] = []
     while True:
@@ -69,7 +69,7 @@ def copy_running(
 
 
 def _have_changed(directories: Iterable[Path], begun: int) -> bool:
-    """Say whether anything in directories is not what it was at that time."""
+    """Return whether anything in directories may have changed since `begun`."""
     for directory in directories:
         for _, below, names, descriptor in os.fwalk(directory):
             if os.fstat(descriptor).st_ctime_ns >= begun - _CLOCK_NS:
@@ -82,7 +82,7 @@ def _have_changed(directories: Iterable[Path], begun: int) -> bool:
 
 
 class _Pass:
-    """Going through directories once; what has not changed since an earlier time is linked."""
+    """One pass over directories; files unchanged since an earlier copy are hard-linked from it."""
 
     def __init__(self, target: Path, earlier: Copy | None, broken_off: Event) -> None:
         self._target = target
@@ -90,7 +90,7 @@ class _Pass:
         self._since = earlier.begun if earlier else 0
         self._broken_off = broken_off
         self._linked: dict[tuple[int, int], str] = {}
-        """Where the first of several names of a file is in the target."""
+        """The path in the target of the first name of each file with several names."""
 
     def copy(self, source: Path, name: str) -> None:
         """Copy one directory into the target, under a name."""
@@ -118,7 +118,7 @@ class _Pass:
             for entry in _entries(source):
                 if self._broken_off.is_set():
                     raise InterruptedError
-                # What is gone now, was replaced, or cannot be read by its owner is left out.
+                # Skip entries that were removed or replaced meanwhile, or that their owner cannot read.
                 with contextlib.suppress(
                     FileNotFoundError, NotADirectoryError, PermissionError, _Replaced
                 ):
@@ -144,7 +144,7 @@ class _Pass:
             try:
                 file = _open(opened, name, _FILE, source)
             except OSError as exc:
-                if exc.errno in (errno.ELOOP, errno.ENXIO):  # it is a link or a socket now
+                if exc.errno in (errno.ELOOP, errno.ENXIO):  # replaced by a link or a socket
                     raise _Replaced from exc
                 raise
             info = os.fstat(file)
@@ -171,20 +171,20 @@ class _Pass:
 def _open(
     opened: contextlib.ExitStack, path: Path | str, flags: int, within: int | None = None
 ) -> int:
-    """Return a descriptor, which is closed together with all that are opened."""
+    """Return a descriptor that is closed together with the stack."""
     descriptor = os.open(path, flags, 0o600, dir_fd=within)
     opened.callback(os.close, descriptor)
     return descriptor
 
 
 class _Replaced(Exception):
-    """Something is not any more what it was when it was found."""
+    """The entry was replaced by one of another kind after it was listed."""
 
 
 def is_unchanged(info: os.stat_result, copy: os.stat_result, begun: int) -> bool:
-    """Say whether something is what it was when it was copied by a copy that was begun then."""
-    # Nobody can set the first of these, and the others tell what has changed places. Where the clock
-    # was set back it says nothing.
+    """Return whether an entry is unchanged since it was copied by a copy begun at `begun`."""
+    # ctime cannot be set; the other fields reveal an entry that was moved here. If the clock was set back,
+    # ctime proves nothing.
     is_older = info.st_ctime_ns < begun - _CLOCK_NS and begun <= time.time_ns()
     return is_older and _metadata_of(info) == _metadata_of(copy)
 
@@ -201,7 +201,7 @@ def _entries(directory: int) -> Iterator[str]:
 
 
 def _copy_data(source: int, target: int, size: int) -> None:
-    """Copy what there is of a file, by sharing its blocks where the file system can; no holes."""
+    """Copy a file's data without its holes; shares blocks if the file system supports that."""
     start = 0
     with contextlib.suppress(_NoMoreData):
         while start < size:
@@ -213,7 +213,7 @@ def _copy_data(source: int, target: int, size: int) -> None:
 
 
 class _NoMoreData(Exception):
-    """The file ends here, or is a hole from here on."""
+    """The rest of the file is a hole, or there is no rest."""
 
 
 def _seek(file: int, position: int, whence: int) -> int:

@@ -1,6 +1,6 @@
-"""Checkpoints of directories: copies in a directory of their own, where what has not changed is shared.
+"""Checkpoints of directories: copies in a store directory that share unchanged files.
 
-Standard library only, so that it can be run inside of a sandbox, too.
+Standard library only, because it also runs inside sandboxes.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ def take_checkpoint(
     max_bytes: int,
     broken_off: Event,
 ) -> None:
-    """Keep a checkpoint of directories that may be written to meanwhile, and few of the older ones. Blocks.
+    """Take a checkpoint of directories that may change meanwhile, and remove excess ones. Blocks.
 
-    Raises FilesRefused for files that take more than `max_bytes` or half of what is free,
-    InterruptedError when broken off.
+    Raises FilesRefused if the files take more than `max_bytes` or half of the free space,
+    InterruptedError when `broken_off` is set.
     """
     copy_checkpoint(store, checkpoint_id, directories, max_bytes=max_bytes, broken_off=broken_off)
     for one in excess_checkpoints(store, keep=keep, max_bytes=max_bytes):
@@ -45,7 +45,7 @@ def copy_checkpoint(
     max_bytes: int,
     broken_off: Event,
 ) -> None:
-    """Keep a checkpoint as `take_checkpoint` does, beside all that there are. Blocks."""
+    """Take a checkpoint as `take_checkpoint` does, without removing any. Blocks."""
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
     free = shutil.disk_usage(store).free
     if (size := disk_usage(directories.values())) > min(max_bytes, free // 2):
@@ -55,14 +55,14 @@ def copy_checkpoint(
     part.mkdir(mode=0o700)
     found = kept_checkpoints(store)
     copy = copy_running(directories, part, broken_off, found[-1] if found else None)
-    # Also where the clock was set back, what is newest comes last.
+    # The newest sorts last, even if the clock was set back.
     begun = max(copy.begun, found[-1].begun + 1) if found else copy.begun
     copy.path.rename(store / f"{begun}-{checkpoint_id}")
     remove_directory(part)
 
 
 def excess_checkpoints(store: Path, *, keep: int, max_bytes: int) -> list[Copy]:
-    """Return the checkpoints that are too many, or with which they take too much, the oldest first."""
+    """Return the oldest checkpoints, over the limits of number or disk, oldest first."""
     found, excess = kept_checkpoints(store), []
     while len(found) > keep or (
         len(found) > 1 and disk_usage(one.path for one in found) > max_bytes
@@ -72,7 +72,7 @@ def excess_checkpoints(store: Path, *, keep: int, max_bytes: int) -> list[Copy]:
 
 
 def remove_checkpoint(store: Path, checkpoint: Copy) -> None:
-    """Remove a checkpoint; one of which only a part is removed is none."""
+    """Remove a checkpoint atomically: one that is partly removed is no longer listed."""
     part = store / _PART
     remove_directory(part)
     checkpoint.path.rename(part)
@@ -80,7 +80,7 @@ def remove_checkpoint(store: Path, checkpoint: Copy) -> None:
 
 
 def kept_checkpoints(store: Path) -> list[Copy]:
-    """Return the checkpoints in a directory, the oldest first; none where there is no directory."""
+    """Return the checkpoints in a store, oldest first; empty if the directory does not exist."""
     with contextlib.suppress(FileNotFoundError):
         paths = sorted(path for path in store.iterdir() if "-" in path.name)
         return [Copy(path, int(path.name.partition("-")[0])) for path in paths]
@@ -88,14 +88,14 @@ def kept_checkpoints(store: Path) -> list[Copy]:
 
 
 def checkpoint_id_of(checkpoint: Copy) -> str:
-    """Return the id under which a checkpoint was taken."""
+    """Return the id of a checkpoint."""
     return checkpoint.path.name.partition("-")[2]
 
 
 def disk_usage(paths: Iterable[Path]) -> int:
-    """Return how many bytes of disk directories take together; what cannot be read counts nothing."""
+    """Return the disk usage of directories together, in bytes; unreadable files are not counted."""
     argv = ("du", "-skc", "--", *map(str, paths))
-    # What is gone meanwhile has it fail, and say how much the rest is all the same.
+    # `du` fails if a file was removed meanwhile, and reports the size of the others all the same.
     ended = subprocess.run(argv, capture_output=True, check=False)  # noqa: S603  # a program of the system
     lines = ended.stdout.splitlines()
     if not lines:

@@ -1,7 +1,7 @@
-"""Plugins as files: where they lie, what their manifests say, and how they are imported.
+"""Plugins as files: discovery on disk, manifests, and import.
 
-A plugin that is a directory may have a manifest, `plugin.toml`: it tells the server what it must know
-before it imports any of the plugin, so that one which is not needed costs nothing.
+A plugin that is a directory may have a manifest, `plugin.toml`, with what the server needs to know
+before it imports the plugin, so that an unused plugin costs nothing.
 """
 
 import importlib
@@ -21,7 +21,7 @@ import agentsvc
 from agentsvc.base import StartFailed
 
 PACKAGE: Final = "agentsvc_plugins"
-"""The package that plugins are imported into, whatever their files are called."""
+"""The package under which plugins are imported, whatever their files are called."""
 
 MANIFEST: Final = "plugin.toml"
 
@@ -32,30 +32,30 @@ _OLD_NAMES: Final = {
     "agentsvc.hookspecs": "agentsvc.plugin.hookspecs",
     "agentsvc.values": "agentsvc.base.values",
 }
-"""Public modules by their names before 0.2, which plugins may use for one more release."""
+"""Public modules by their names before 0.2, which plugins may import for one more release."""
 
 _SWITCH: Final = "enabled"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a plugin says of itself before it is imported."""
+    """The contents of `plugin.toml`."""
 
     backends: tuple[str, ...] = ()
-    """The kinds of backends it offers; a server loads it where one of them is configured."""
+    """The backend types it provides; a server loads it if one of them is configured."""
     commands: tuple[str, ...] = ()
-    """The subcommands of `agentsvc` it offers."""
+    """The subcommands of `agentsvc` it provides."""
     settings: str = ""
-    """Module and struct of its settings, such as `settings:Settings`; they are the section of the
-    config that is called like the plugin. With a key `enabled` among them, that decides whether a
-    server loads it."""
+    """Module and struct of its settings, such as `settings:Settings`; they are the config section with
+    the plugin's name. If they have a key `enabled`, a configured value of it decides whether a server
+    loads the plugin."""
     environ: tuple[str, ...] = ()
-    """Variables of the environment; a server loads it where one of them is set."""
+    """Environment variables; a server loads it if one of them is set."""
     is_default: bool = False
     """Whether every server loads it."""
 
 
 class PluginFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A plugin that lies in a directory, and what its manifest says, if it has one."""
+    """A plugin in a directory, and its manifest, if it has one."""
 
     name: str
     path: Path
@@ -65,7 +65,7 @@ class PluginFile(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def bundled() -> tuple[PluginFile, ...]:
     """Return the plugins that come with the server."""
-    # In the wheel they lie inside the package, in a source tree beside it.
+    # In the wheel they are inside the package, in a source tree next to it.
     package = Path(agentsvc.__file__).parent
     if (package / "_plugins").is_dir():
         return tuple(plugins_in(package / "_plugins"))
@@ -75,7 +75,7 @@ def bundled() -> tuple[PluginFile, ...]:
 
 
 def plugins_in(directory: Path) -> Sequence[PluginFile]:
-    """Return the plugins of a directory by name; raises StartFailed where it cannot be trusted."""
+    """Return the plugins of a directory by name; raises StartFailed if others may write to it."""
     try:
         info = directory.stat()
         entries = sorted(directory.iterdir())
@@ -108,7 +108,7 @@ def is_needed(
     settings: Mapping[str, Mapping[str, Any]],
     environ: Mapping[str, str],
 ) -> bool:
-    """Whether a server needs a plugin: by the backends, the settings and the environment it has."""
+    """Return whether a server with these backends, settings and environment needs a plugin."""
     manifest = plugin.manifest
     if manifest is None:
         return True
@@ -119,18 +119,18 @@ def is_needed(
         return True
     if not manifest.backends:
         return False
-    # A kind of somebody else's may build on one of ours; one that nobody offers is told them all.
+    # A backend of another author may build on a bundled one, so an unknown type loads all backends.
     return not kinds <= _known_kinds() or not kinds.isdisjoint(manifest.backends)
 
 
 def default_kinds() -> frozenset[str]:
-    """Return the kinds of backends that a server has without a table of the config."""
+    """Return the backend types that are available without a table in the config."""
     manifests = (plugin.manifest for plugin in bundled() if plugin.manifest is not None)
     return frozenset(kind for one in manifests if one.is_default for kind in one.backends)
 
 
 def sections() -> dict[str, type[msgspec.Struct]]:
-    """Return the structs of the config sections that bundled plugins have, by their names."""
+    """Return the settings structs of bundled plugins by the names of their config sections."""
     return {
         plugin.name: _settings_of(plugin, plugin.manifest.settings)
         for plugin in bundled()
@@ -139,9 +139,9 @@ def sections() -> dict[str, type[msgspec.Struct]]:
 
 
 def import_file(name: str, file: Path) -> ModuleType:
-    """Import a file as a module of ours, and return it; raises whatever it raises."""
+    """Import a file as a submodule of `PACKAGE`, and return it; raises whatever it raises."""
     # The module is in sys.modules before it runs, so that annotations can be resolved, and under
-    # a name of ours, so that plugins/docker.py does not shadow a library called docker.
+    # a name below PACKAGE, so that plugins/docker.py does not shadow a library called docker.
     if PACKAGE not in sys.modules:
         package = ModuleType(PACKAGE)
         package.__path__ = []
@@ -161,7 +161,7 @@ def import_file(name: str, file: Path) -> ModuleType:
 
 
 def keep_old_names() -> None:
-    """Let plugins import the public modules by their former names."""
+    """Register the former names of public modules, so that plugins can import them."""
     for old, new in _OLD_NAMES.items():
         sys.modules.setdefault(old, importlib.import_module(new))
 
@@ -172,7 +172,7 @@ def _known_kinds() -> frozenset[str]:
 
 
 def _settings_of(plugin: PluginFile, place: str) -> type[msgspec.Struct]:
-    """Return the settings of a plugin, whose other modules are not imported."""
+    """Return the settings struct of a plugin without importing its other modules."""
     module_name, _, struct = place.partition(":")
     name = f"{plugin.name}.{module_name}"
     module = sys.modules.get(f"{PACKAGE}.{name}")
@@ -189,6 +189,6 @@ def _read_manifest(file: Path) -> Manifest | None:
         return None
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as exc:
         raise StartFailed(
-            f"The manifest of a plugin does not fit: {file}: {exc}",
+            f"The plugin manifest {file} is invalid: {exc}",
             hint=f"its keys are: {', '.join(Manifest.__struct_fields__)}",
         ) from exc

@@ -1,4 +1,4 @@
-"""Helpers for backends: handles, port numbers, paths, tasks that are finished, and tasks that take long."""
+"""Helpers for backends: handles, ports, paths, uncancellable work and background tasks."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,15 @@ from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected
 from agentsvc.plugin.backend import Handle, Port, StillFetching
 
 PACKAGE_DIR: Final = Path(agentsvc.__file__).parent
-"""The directory of the server's own package, for backends that show it to what they run."""
+"""The directory of the server's package, for backends that expose it to their sandboxes."""
 
 AGENT_OUTPUT: Final = {
-    # The agent server breaks its log lines at this width, and may stop for seconds to print
+    # The agent server wraps its log lines at this width, and may block for seconds to print
     # a coloured traceback.
     "COLUMNS": "200",
     "LOG_RICH_TRACEBACKS": "false",
 }
-"""What every agent server is told of its output."""
+"""Environment variables for the output of every agent server."""
 
 _KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
 _FIRST_PORT: Final = 8100
@@ -28,20 +28,20 @@ _LONGEST_CALL_SECONDS: Final = 1.0
 
 
 async def finish[T](work: Coroutine[Any, Any, T]) -> T:
-    """Await what must not end half-way; if cancelled, be so when it is done."""
+    """Await work that must not be interrupted; a cancellation is raised once it is done."""
     inner = asyncio.gather(work)
     try:
         [result] = await asyncio.shield(inner)
     except asyncio.CancelledError:
         await asyncio.wait([inner])
         with contextlib.suppress(asyncio.CancelledError):
-            inner.exception()  # so that nobody complains of an error that nobody saw
+            inner.exception()  # marks it as retrieved, or asyncio logs it
         raise
     return result
 
 
 class LongTasks:
-    """Work for sandboxes that goes on beside the calls that ask for it, each by its name."""
+    """Background tasks for sandboxes, by name, that outlive the calls that wait for them."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Any]] = {}
@@ -57,9 +57,9 @@ class LongTasks:
         wait_seconds: float = _LONGEST_CALL_SECONDS,
         message: str = "The files are being copied",
     ) -> T:
-        """Begin something long, or go on with it; raises StillFetching if it is not over soon.
+        """Start a background task or wait for the running one; raises StillFetching on timeout.
 
-        Raises BackendUnavailable where it is abandoned meanwhile.
+        Raises BackendUnavailable if the task is abandoned meanwhile.
         """
         if (task := self._tasks.get(name)) is None:
             loop = asyncio.get_running_loop()
@@ -69,21 +69,21 @@ class LongTasks:
             raise StillFetching(message)
         self._tasks.pop(name, None)
         if task.cancelled():
-            # Whoever waits for it was not: nobody would hear of an end of theirs.
-            raise BackendUnavailable("What was being done for the sandbox was broken off")
+            # The caller itself was not cancelled, so a CancelledError would end it silently.
+            raise BackendUnavailable("The work for the sandbox was cancelled")
         done: T = task.result()
         return done
 
     async def abandon(self, name: str) -> None:
-        """End what goes on under a name, if anything does."""
+        """Cancel the task of that name, if there is one, and wait for it."""
         if (task := self._tasks.pop(name, None)) is not None:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # so that nobody complains of an error that nobody saw
+                task.exception()  # marks it as retrieved, or asyncio logs it
 
     async def close(self) -> None:
-        """End everything."""
+        """Cancel all tasks and wait for them."""
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.cancel()
@@ -91,7 +91,7 @@ class LongTasks:
 
 
 def check_handle(handle: Handle, version: int, maker: str) -> None:
-    """Raise HandleTooNew for one of a later version than this, which the same maker has then made."""
+    """Raise HandleTooNew for a handle whose format is newer than `version`."""
     if handle.version > version:
         raise HandleTooNew(
             f"The sandbox was made by a newer version of the {maker}",
@@ -100,9 +100,9 @@ def check_handle(handle: Handle, version: int, maker: str) -> None:
 
 
 def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
-    """Return each port's number in a network of its own.
+    """Return the number of each port inside a network namespace of the sandbox's own.
 
-    Raises OrderRejected where two have the same name or number.
+    Raises OrderRejected if two have the same name or number.
     """
     wanted = [port for port in ports if port.number]
     free = [port for port in ports if not port.number]
@@ -121,7 +121,7 @@ def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
 
 
 def working_dir(asked: str, workspace: str) -> str:
-    """Return where the command starts; raises OrderRejected unless it is in the workspace."""
+    """Return the command's directory; raises OrderRejected unless it is in the workspace."""
     top = posixpath.normpath(workspace)
     path = posixpath.normpath(posixpath.join(top, asked))
     if not is_below(path, top):
@@ -132,5 +132,5 @@ def working_dir(asked: str, workspace: str) -> str:
 
 
 def is_below(path: str, top: str) -> bool:
-    """Say whether a path is that directory or in it; both are as `normpath` leaves them."""
+    """Return whether a path is `top` or below it; both must be normalized by `normpath`."""
     return path == top or path.startswith(top.rstrip("/") + "/")

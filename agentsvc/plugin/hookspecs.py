@@ -1,7 +1,7 @@
 """The hooks a plugin may implement, the Event they carry, and the marker for implementations.
 
-Public. Hooks register things and tell about things; none of them is asked to do the work of a
-request. A plugin implements a hook with a plain function of the same name, marked `@hookimpl`.
+Public. Hooks register components and report events; no hook takes part in a request. A plugin
+implements a hook with a plain function of the same name, marked `@hookimpl`.
 """
 
 import importlib
@@ -25,7 +25,7 @@ hookimpl = pluggy.HookimplMarker(NAME)
 
 
 def offers(*places: str) -> Callable[[], list[Any]]:
-    """Return a hook that offers what is at each `MODULE:NAME`, imported when it is asked: that takes time."""
+    """Return a hook that imports and returns each `MODULE:NAME` only when the hook is called."""
 
     def offer() -> list[Any]:
         named = (place.partition(":") for place in places)
@@ -42,14 +42,14 @@ EVENT_KINDS: Final = (
     "conversation.events",
     "sandbox.changed",
 )
-"""What events there are; `plugins/README.md` says what each has in its `data`."""
+"""All kinds of events; `plugins/README.md` documents the `data` of each."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin sees of an event; the server's own event structs are richer."""
+    """An event as plugins receive it; the server's own event structs have more fields."""
 
     id: str
-    """Sorts by time; a plugin stores the last one it handled."""
+    """Sorts by time; a plugin can store the last one it handled."""
     kind: str
     """One of `EVENT_KINDS`."""
     at: datetime
@@ -69,18 +69,18 @@ def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:  # type
 
 @hookspec
 def agentsvc_register_specs() -> Iterable[Spec]:  # type: ignore[empty-body]  # only its signature is used
-    """Return sandbox templates to offer next to those in the config file.
+    """Return specs to offer in addition to those in the config file.
 
-    Called once at start-up. The config file wins when an id is the same; two plugins with the
-    same id stop the start.
+    Called once at start-up. A spec of the config file with the same id wins; two plugins with the
+    same id are an error at start-up.
     """
 
 
 @hookspec
 def agentsvc_register_extensions() -> Iterable[type]:  # type: ignore[empty-body]  # only its signature is used
-    """Return what this plugin adds to the server: subclasses of `agentsvc.extension.server.Extension`.
+    """Return subclasses of `agentsvc.extension.server.Extension`: routes, tables, loops, settings.
 
-    Called when a server is made, or its API is described. Import them here, not before.
+    Called when a server is created, or its API is described. Import the classes here, not before.
     """
 
 
@@ -95,9 +95,9 @@ def agentsvc_register_commands() -> "Iterable[click.Command]":  # type: ignore[e
 
 @hookspec
 def agentsvc_on_event(event: Event) -> Awaitable[None] | None:
-    """Hear about one event after it was stored.
+    """Handle one event after it was stored.
 
-    The result is ignored. Raising is logged and harms nobody else. Return a coroutine to wait
-    for something; it is cancelled after five seconds. Not called again for events from before
-    a restart.
+    The result is ignored. An exception is logged and affects no other plugin. A coroutine that is
+    returned is awaited, and cancelled after five seconds. Events from before a restart are not
+    repeated.
     """

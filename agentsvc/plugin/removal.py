@@ -1,4 +1,4 @@
-"""Directories that are removed, whatever a sandbox did with them. Standard library only."""
+"""Removes directories, whatever a sandbox did to them. Standard library only."""
 
 import contextlib
 import itertools
@@ -12,11 +12,10 @@ _DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory and all in it, also where a sandbox took its own rights away.
+    """Remove a directory tree, even if a sandbox removed its own permissions on it. Idempotent.
 
-    Fine if it is not there. A sandbox can make directories deeper than a path can be long and than
-    Python can recurse, so each is moved to the top before it is emptied. No process of the sandbox
-    may be left.
+    A sandbox can nest directories deeper than a path may be long and than Python can recurse, so
+    each is moved to the top before it is emptied. No process of the sandbox may be running.
     """
     with contextlib.suppress(FileNotFoundError):
         top = _open_directory(str(path))
@@ -37,7 +36,7 @@ def _empty(top: int) -> None:
         try:
             for inner, is_directory in _entries(directory):
                 if is_directory:
-                    # Only who may write to a directory may move it elsewhere.
+                    # Moving a directory requires write permission on it.
                     os.close(_open_directory(inner, directory))
                     waiting.append(f"{prefix}-{next(numbers)}")
                     os.rename(inner, waiting[-1], src_dir_fd=directory, dst_dir_fd=top)
@@ -46,20 +45,20 @@ def _empty(top: int) -> None:
         finally:
             os.close(directory)
         os.rmdir(name, dir_fd=top)
-    # What says whose the directory is goes last, so that what was begun can be finished later.
+    # Remove files of the top last: they say whose directory it is, so an aborted removal can be resumed.
     for name, _ in _entries(top):
         os.unlink(name, dir_fd=top)
 
 
 def _entries(directory: int) -> Iterator[tuple[str, bool]]:
-    """Yield the names in a directory, and which are directories themselves."""
+    """Yield the names in a directory, and whether each is a directory itself."""
     with os.scandir(directory) as entries:
         for entry in entries:
             yield entry.name, entry.is_dir(follow_symlinks=False)
 
 
 def _open_directory(name: str, within: int | None = None) -> int:
-    """Open a directory, and let its owner do everything with it; follows no link."""
+    """Grant the owner all permissions on a directory and open it; follows no link."""
     descriptor = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=within)
     try:
         own = Path(f"/proc/self/fd/{descriptor}")

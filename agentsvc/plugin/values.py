@@ -1,6 +1,6 @@
 """Values of the backend contract: specs, orders, handles, reports.
 
-Public: plugin authors import these by `agentsvc.plugin.backend`.
+Public: plugin authors import these from `agentsvc.plugin.backend`.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from agentsvc.base import Secret
 
 
 class Capability(StrEnum):
-    """What a backend can do beyond the basic verbs."""
+    """An optional feature of a backend."""
 
     PAUSE = "pause"
     """pause() and resume() work and keep the files."""
@@ -25,60 +25,60 @@ class Capability(StrEnum):
     LIMITS = "limits"
     """Every field of Limits is enforced."""
     RESTART = "restart"
-    """restart() works: a sandbox that has failed runs again on the same files."""
+    """restart() works: a failed sandbox runs again on the same files."""
     STOP = "stop"
-    """stop() works, and restart() for what was stopped: of a sandbox only its files are kept."""
+    """stop() works, and so does restart() of a stopped sandbox, of which only the files are kept."""
     RECLAIM = "reclaim"
-    """reclaim() works where `why_no_reclaim` says nothing. With pause."""
+    """reclaim() works unless `why_no_reclaim` returns a reason. Requires PAUSE."""
     HIBERNATE = "hibernate"
-    """hibernate() works where `why_no_hibernate` says nothing. With pause and stop."""
+    """hibernate() works unless `why_no_hibernate` returns a reason. Requires PAUSE and STOP."""
     LAYERS = "layers"
-    """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
+    """keep_layer() works: sandboxes can be created with a copy of a stopped one's files. Requires STOP."""
     COPIES = "copies"
-    """`Order.copy_of` works: a new sandbox can begin with the files of another one, which goes on."""
+    """`Order.copy_of` works: a sandbox can be created with a copy of the files of a running one."""
     IMAGES = "images"
-    """`Order.base` and build_image() work: sandboxes run in images that are chosen, or built, for them."""
+    """`Order.base` and build_image() work: a sandbox can run in an image chosen or built for it."""
     CHECKPOINTS = "checkpoints"
-    """checkpoint() works: a sandbox can go back to the files it had before. With stop."""
+    """checkpoint() works: a sandbox can be rolled back to earlier files. Requires STOP."""
     SURVIVES_RESTART = "survives_restart"
     """Sandboxes outlive the server process."""
 
 
 class Phase(StrEnum):
-    """What a backend saw when it looked at a sandbox."""
+    """The state of a sandbox as last reported by its backend."""
 
     STARTING = "starting"
     """Accepted, not usable yet."""
     RUNNING = "running"
-    """Every awaited port answers connections."""
+    """Every awaited port accepts connections."""
     PAUSED = "paused"
-    """Uses no CPU, files kept."""
+    """Uses no CPU; files are kept."""
     FAILED = "failed"
-    """It exists and will not run by itself."""
+    """It exists and will not run without a restart."""
     GONE = "gone"
-    """The control plane was reached and says it does not exist."""
+    """The control plane was reached and has no such sandbox."""
 
 
 class Isolation(StrEnum):
-    """How far a sandbox is kept from everything else, from the weakest to the strongest."""
+    """How strongly a sandbox is isolated, from the weakest level to the strongest."""
 
     NONE = "none"
-    """A directory and an environment of its own, and the rights of whoever runs it."""
+    """A directory and an environment of its own, and all rights of the account that runs it."""
     REMOTE = "remote"
-    """Somebody else's matter, who does not say; counts as none."""
+    """Enforced by another service, which does not report its level; counts as none."""
     LANDLOCK = "landlock"
-    """Files are out of reach, and signals from Linux 6.12 on; other processes can be seen."""
+    """Landlock: no access to files outside, nor signals from Linux 6.12 on; processes are visible."""
     BUBBLEWRAP = "bubblewrap"
-    """Namespaces of its own on the same kernel, without privileges, with fewer system calls."""
+    """Namespaces of its own on the same kernel, no privileges, filtered system calls."""
     CONTAINER = "container"
-    """The same with the file system of an image, by a container engine."""
+    """The same with an image's file system, by a container engine."""
     GVISOR = "gvisor"
-    """A kernel of its own in user space."""
+    """A user-space kernel of its own."""
     VM = "vm"
-    """A machine of its own."""
+    """A virtual machine of its own."""
 
     def meets(self, floor: "Isolation") -> bool:
-        """Say whether this is at least as strong as a floor."""
+        """Return whether this level is at least as strong as `floor`."""
         return _STRENGTH[self] >= _STRENGTH[floor]
 
 
@@ -86,50 +86,50 @@ _STRENGTH: Final = {level: number for number, level in enumerate(Isolation)} | {
 
 
 class Network(StrEnum):
-    """Where a sandbox may connect to; it is reached from the server in each of them."""
+    """Where a sandbox may connect to; the server reaches the sandbox in every case."""
 
     OPEN = "open"
-    """Wherever this machine, or the network of the container, reaches."""
+    """Every address that this machine, or the container's network, reaches."""
     ALLOWLIST = "allowlist"
-    """To this server and to the hosts in `allow_hosts`, and to nothing else."""
+    """This server and the hosts in `allow_hosts`, and nothing else."""
     NONE = "none"
-    """To this server only."""
+    """This server only."""
 
 
 class PausedAs(StrEnum):
-    """What a paused sandbox still has."""
+    """How a sandbox is paused: what is kept of it."""
 
     FROZEN = "frozen"
-    """Its memory: every process goes on where it was."""
+    """Memory and files; every process continues where it was."""
     RECLAIMED = "reclaimed"
-    """The same, and most of that memory is in swap, from where it comes back when it is used."""
+    """The same, with most of the memory in swap, from which it is paged in on use."""
     ON_DISK = "on_disk"
-    """The same, in a file: it takes no memory, and goes on where it was, also on a machine started anew."""
+    """Memory in a file: takes no RAM, and processes continue where they were, also after a reboot."""
     STOPPED = "stopped"
-    """Its files only: its command is started anew."""
+    """Files only; the command is started again."""
 
 
 class Cause(StrEnum):
-    """Why a sandbox has failed, for programs; `Report.reason` is for people."""
+    """Why a sandbox has failed, for programs; `Report.reason` is for humans."""
 
     EXITED = "exited"
-    """The command ended by itself."""
+    """The command exited by itself."""
     SIGNALLED = "signalled"
-    """A signal ended the command."""
+    """A signal terminated the command."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It, or what it runs, wanted more memory than it may use."""
+    """The sandbox exceeded its memory limit."""
     DISK_FULL = "disk_full"
-    """It wanted more disk than it may use."""
+    """The sandbox exceeded its disk limit."""
     NOT_STARTED = "not_started"
-    """It never got as far as its command."""
+    """The command was never started."""
     LOST = "lost"
-    """What held it was ended from outside."""
+    """The process that holds the sandbox was killed from outside."""
     HOST_RESTARTED = "host_restarted"
-    """The machine, or the engine, was started anew."""
+    """The machine or the container engine was restarted."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox may use; None means no limit."""
+    """Resource limits of a sandbox; None means no limit."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -137,15 +137,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     pids: int | None = None
     """Processes and threads together."""
     open_files: int | None = None
-    """Of each process."""
+    """Per process."""
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port that a sandbox offers.
+    """A port that a sandbox serves.
 
     The name is lower case and may be used as `{port.NAME}` in the command and the environment.
     The number is the one inside the sandbox; 0 lets the backend choose. A sandbox is running
-    when all its awaited ports answer.
+    when all its awaited ports accept connections.
     """
 
     name: str
@@ -154,16 +154,16 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a sandbox to which it can go back."""
+    """A copy of a sandbox's files to which it can be rolled back."""
 
     id: str
     created_at: datetime
 
 
 class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a sandbox that nobody uses, after so many seconds.
+    """When an unused sandbox is paused, reclaimed, hibernated, stopped or deleted, in seconds.
 
-    None leaves it to whoever says it more generally, and 0 is never.
+    None inherits the more general rule; 0 means never.
     """
 
     pause_after_seconds: float | None = None
@@ -173,7 +173,7 @@ class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
     delete_after_seconds: float | None = None
 
     def over(self, general: "IdleRules") -> "IdleRules":
-        """Return these rules, with the more general ones where they say nothing."""
+        """Return these rules, with `general` for the fields that are None."""
         own = msgspec.structs.asdict(self)
         return msgspec.structs.replace(
             general, **{name: value for name, value in own.items() if value is not None}
@@ -181,72 +181,72 @@ class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a spec asks of sandboxes, and an order of one."""
+    """The fields that a spec and an order have in common."""
 
     image: str = ""
-    """Empty where the backend has no images."""
+    """Empty if the backend has no images."""
     base: str = ""
-    """The image in whose file system it runs, with the agent server of `image`; empty for that itself."""
+    """The image whose file system is used, with the agent server of `image`; empty to use `image`."""
     command: tuple[str, ...] | None = None
-    """None for the image's own."""
+    """None for the image's own command."""
     env: dict[str, str] = {}
     working_dir: str = ""
     ports: tuple[Port, ...] = ()
     limits: Limits = Limits()
     options: dict[str, Any] = {}
-    """For this kind of backend only, which has checked those of an order."""
+    """Options of this backend type only; those of an order have been validated by the backend."""
     resource_factor: int = 1
-    """How many times the usual size; a hint for backends that have sizes."""
+    """A multiple of the usual size; a hint for backends that have sizes."""
     isolation: Isolation = Isolation.NONE
-    """The floor: what isolates less must not run it."""
+    """The minimum isolation; a backend that isolates less must reject the order."""
     network: Network = Network.OPEN
     allow_hosts: tuple[str, ...] = ()
-    """Host names, `*.` before one for all below it, where the network is `allowlist`."""
+    """Host names, or `*.` and a domain for all hosts below it, if the network is `allowlist`."""
     reaches: tuple[str, ...] = ()
-    """`host:port` of what the agent needs in every network besides the server: known models."""
+    """`host:port` of what the agent needs in every network besides the server: configured models."""
     models: tuple[str, ...] = ()
-    """The same of models that only their user knows, and at public addresses only."""
+    """`host:port` of models that users configured; reached at public addresses only."""
     layer: str = ""
-    """The layer with a copy of which its files begin; see `RuntimeBackend.keep_layer`."""
+    """The layer to create the files from; see `RuntimeBackend.keep_layer`."""
     copy_of: str = ""
-    """The id of the sandbox with a copy of whose files its own begin, whether that runs or not. It is
-    not stopped for that. `create` raises StillFetching meanwhile, OrderRejected where it is gone."""
+    """The id of the sandbox to copy the files from, running or not; it is not stopped for that.
+    `create` raises StillFetching while files are copied, OrderRejected if that sandbox is gone."""
 
 
 class Spec(Asked, frozen=True, kw_only=True):
-    """A template from which sandboxes are made."""
+    """A template for sandboxes."""
 
     id: str
     backend: str = ""
     """The instance name of its backend; empty for the default one."""
     idle: IdleRules = IdleRules()
-    """What the server does with a sandbox that nobody uses; no matter of the backend's."""
+    """When the server culls an unused sandbox; ignored by backends."""
     pool: int = 0
-    """How many the server keeps ready for whoever asks; no matter of the backend's."""
+    """How many spares the server keeps in the warm pool; ignored by backends."""
     withholds_secrets: bool = False
-    """Whether nothing that its user has stored gets in: no tokens of git hosts, no secrets, no tool
-    servers; no matter of the backend's."""
+    """Whether sandboxes get none of their user's stored secrets: no tokens of git hosts, no secrets,
+    no tool servers; ignored by backends."""
 
 
 class Order(Asked, frozen=True, kw_only=True):
-    """What the server asks a backend to make."""
+    """A request of the server to create one sandbox."""
 
     sandbox_id: str
     """Chosen by the server: 32 characters of a-z and 0-9."""
     secret_env: dict[str, Secret] = {}
-    """Never in argv, labels, handles, reports or logs."""
+    """Must not appear in argv, labels, handles, reports or logs."""
 
 
 class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image is built from."""
+    """The input of an image build."""
 
     context: Path
-    """A tar archive with the files, to which the backend may add its own; it stays until it is built."""
+    """A tar archive with the build context; the backend may add files; it is kept until the build ends."""
     dockerfile: str
     """The text of the Dockerfile."""
     args: dict[str, str] = {}
     target: str = ""
-    """The stage that is built; empty for the last one."""
+    """The stage to build; empty for the last one."""
     time_limit: float
 
 
@@ -255,82 +255,82 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     sandbox_id: str
     version: int
-    """Of `data`; the backend's own number."""
+    """The version of the format of `data`; the backend's own number."""
     data: dict[str, Any] = {}
     """JSON, at most 8 KiB, no secrets."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one port of a sandbox is reached."""
+    """The address of one port of a sandbox."""
 
     name: str
     """The Port's name."""
     port: int
-    """The number inside the sandbox, the chosen one where the order said 0."""
+    """The number inside the sandbox; the chosen number if the order said 0."""
     url: str
-    """Where the server connects: `http`, `https`, or `http+unix` with a socket's quoted path as host."""
+    """The URL for the server: `http`, `https`, or `http+unix` with the socket's quoted path as host."""
     public_url: str | None = None
-    """Where the other side says that clients connect; ours are always given the gateway's URL."""
+    """The URL for clients as another service reports it; our clients always get the gateway's URL."""
     needs_key: bool = False
-    """Whether it is behind another gateway, which wants the sandbox's key in X-Session-API-Key."""
+    """Whether it is behind another gateway, which requires the sandbox's key in X-Session-API-Key."""
     is_carried: bool = False
-    """Whether the way there leads through the backend itself, and ends when that is closed."""
+    """Whether the connection runs through the backend, and breaks when the backend is closed."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend saw when it looked at one sandbox."""
+    """The state of one sandbox as seen by its backend."""
 
     phase: Phase
     reason: str = ""
-    """One line for people: "image pull failed: …"."""
+    """One line for humans: "image pull failed: …"."""
     endpoints: tuple[Endpoint, ...] = ()
     exit_code: int | None = None
-    """Of the command; 128 + the signal's number if a signal ended it."""
+    """The command's exit code; 128 + the signal's number if a signal terminated it."""
     working_dir: str = ""
-    """The workspace as an absolute path, as seen inside."""
+    """The absolute path of the workspace inside the sandbox."""
     facts: dict[str, str] = {}
-    """What a client may want to know; no secrets."""
+    """Further details for clients, as texts by name; no secrets."""
     isolation: Isolation | None = None
-    """What is in force for this sandbox; None says no more than that it is not known now."""
+    """The isolation in force for this sandbox; None if it is unknown now."""
     paused_as: PausedAs | None = None
-    """For a paused sandbox."""
+    """Set for a paused sandbox."""
     cause: Cause | None = None
-    """For one that has failed, where it is known."""
+    """Set for a failed sandbox, if the cause is known."""
     enforced: tuple[str, ...] | None = None
-    """The fields of its order's limits that are really enforced; None if not known now."""
+    """The fields of the order's limits that are enforced; None if unknown now."""
     session_key: Secret | None = None
-    """The key its agent server takes, where the other side makes one; None for the ordered one."""
+    """The agent server's key, if another service generated it; None for the one in the order."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox uses; None is not known."""
+    """Resources that a sandbox uses; None means unknown."""
 
     cpu_seconds: float | None = None
-    """Seconds of processor time since its command was last started; null: not known"""
-    # Without what the kernel only keeps for it.
+    """Seconds of CPU time since its command was last started; null: not known"""
+    # Without the kernel's caches.
     memory_bytes: int | None = None
     """Bytes of memory in use; null: not known"""
     processes: int | None = None
     """Number of processes and threads; null: not known"""
     disk_bytes: int | None = None
-    """Bytes its files take on the disk, as they were last counted; null: not known"""
+    """Bytes of disk its files take, as last measured; null: not known"""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One sandbox that a scan came across."""
+    """One sandbox in the result of a scan."""
 
     handle: Handle
     created_at: datetime
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that sandboxes of a backend do without, and what an operator can do about it."""
+    """A feature that sandboxes of a backend lack on this machine, and how an operator can enable it."""
 
     subject: str
-    """A word or two, such as `network`."""
+    """One or two words, such as `network`."""
     text: str
     remedy: str = ""
-    """A command or an action, where there is one."""
+    """A command or an action, if there is one."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,29 +341,29 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
     """Versions, free slots; shown to the operator."""
     advice: tuple[Advice, ...] = ()
-    """What sandboxes do without on this machine, and how to change that; `agentsvc doctor` shows it."""
+    """Features that sandboxes lack on this machine, and how to enable them; shown by `agentsvc doctor`."""
 
 
 class Fences(msgspec.Struct, frozen=True, kw_only=True):
-    """How sandboxes are held at a backend, here and now."""
+    """The isolation, networks and limits that a backend enforces on this machine now."""
 
     isolation: Isolation = Isolation.NONE
     reason: str = ""
-    """Why it is not more, where more was to be expected: "bubblewrap is not installed"."""
+    """Why isolation is weaker than one would expect: "bubblewrap is not installed"."""
     remedy: str = ""
-    """What the operator can do for more isolation: "apt install bubblewrap"."""
+    """What the operator can do for stronger isolation: "apt install bubblewrap"."""
     networks: frozenset[Network] = frozenset({Network.OPEN})
     network_remedy: str = ""
-    """What the operator can do for a network that is missing."""
+    """What the operator can do to enable a missing network."""
     limits: frozenset[str] = frozenset()
     """The fields of Limits that are enforced."""
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command run inside a sandbox ended."""
+    """The result of a command in a sandbox."""
 
     exit_code: int | None
-    """None when it was stopped at its time limit."""
+    """None if it was killed at its time limit."""
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
@@ -371,7 +371,7 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line a sandbox wrote."""
+    """One line of a sandbox's log."""
 
     at: datetime
     stream: str

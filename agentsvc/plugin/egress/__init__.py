@@ -1,14 +1,14 @@
-"""The way out of a sandbox that may not go everywhere: a forward proxy with a list of hosts.
+"""Restricts a sandbox's outgoing connections: a forward proxy with a list of allowed hosts.
 
 Standard library only, so that the folder runs in any container that has Python 3.12.
 
 In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_on(socket)`, or
 `listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `await proxy.close()` ends it.
-`Resolver` is what several proxies share.
+`Resolver` is shared by several proxies.
 In a gateway container, to which this package is copied: `python -m agentsvc.egress --policy FILE`, where
 FILE is JSON that `from_json` reads, read again at SIGHUP.
-Inside the sandbox: `Relay` of `relay` (one file) offers the proxy's socket on a port of the
-loopback interface; the variables of `proxy_environment(port)` send programs there.
+Inside the sandbox: `Relay` of `relay` (one file) forwards a port of the loopback interface to the
+proxy's socket; the variables of `proxy_environment(port)` make programs use it.
 """
 
 from .addresses import SANDBOX_SOURCES as SANDBOX_SOURCES
@@ -30,9 +30,9 @@ from .resolver import Resolver as Resolver
 
 
 def proxy_environment(port: int) -> dict[str, str]:
-    """Return the variables that send programs in a sandbox to a relay on that port.
+    """Return the variables that make programs in a sandbox use a proxy relay on that port.
 
-    The sandbox's own loopback addresses are reached without it.
+    Connections to the sandbox's own loopback addresses bypass the proxy.
     """
     url = f"http://127.0.0.1:{port}"
     direct = "localhost,127.0.0.1,::1"

@@ -1,4 +1,4 @@
-"""Runs the proxy by itself in a gateway container, and relays ports: `python -m agentsvc.egress`, as it is copied there."""
+"""The egress proxy and port relays as a program in a gateway container: `python -m agentsvc.egress`."""
 
 import argparse
 import asyncio
@@ -13,9 +13,9 @@ from .resolver import Resolver
 
 
 def main() -> None:
-    """Read the arguments and serve until SIGTERM; exit 2 where they make no sense."""
+    """Parse the arguments and serve until SIGTERM; exit with 2 if they are invalid."""
     parser = argparse.ArgumentParser(prog="agentsvc.egress", description=__doc__)
-    parser.add_argument("--policy", type=Path, required=True, help="a file of JSON; see from_json")
+    parser.add_argument("--policy", type=Path, required=True, help="a JSON file; see from_json")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104  # a container's
     parser.add_argument("--port", type=int, default=3128, help="port to listen on")
     parser.add_argument(
@@ -24,7 +24,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar=("HOST", "PORT", "TO_HOST", "TO_PORT"),
-        help="address to listen on, whose connections are carried to another one",
+        help="address to listen on, and the address to forward its connections to",
     )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_FORMAT)
@@ -38,7 +38,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s%(facts)s"
 
 
 class _Facts(logging.Filter):
-    """Puts what a line is about behind its text."""
+    """Appends the `extra` fields of a log record to its text."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         names = ("sandbox_id", "method", "host", "port", "reason")
@@ -77,7 +77,7 @@ async def _relay(host: str, port: int, to_host: str, to_port: int) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(to_host, to_port)
         except OSError:
-            # Nobody is there: whoever asks sees an end at once, not silence.
+            # Nothing listens there: abort at once, so that the client need not time out.
             writer.transport.abort()
             return
         try:

@@ -1,6 +1,6 @@
-"""Names and addresses of hosts, brought to one spelling, and what an address stands for.
+"""Normalizes host names and addresses, and classifies addresses.
 
-What cannot be one host's name or address raises `BadHost`. Nothing here asks the network.
+Texts that are not one host's name or address raise `BadHost`. Does not use the network.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ type Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PORT_MAX: Final = 65535
 
 SANDBOX_SOURCES: Final = ipaddress.IPv4Network("127.77.0.0/16")
-"""The loopback addresses from which proxies connect to the server, each for its sandbox."""
+"""Loopback source addresses with which proxies connect to the server, one for each sandbox."""
 
 _NAME_MAX = 253
 _TEXT_MAX = 4 * _NAME_MAX
-"""No more characters than four become one."""
+"""NFKC normalization composes at most four characters into one."""
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _DOTS = re.compile("[\N{IDEOGRAPHIC FULL STOP}\N{HALFWIDTH IDEOGRAPHIC FULL STOP}]")
@@ -28,7 +28,7 @@ _NAT64: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/9
 _COMPATIBLE: Final = ipaddress.IPv6Network("::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 _COUNT_OF_IPV4: Final = 2**32
-# Not what `ipaddress` knows, which is another thing in each version of Python (CVE-2024-4032).
+# Not `ipaddress.is_global`, which differs between versions of Python (CVE-2024-4032).
 _SPECIAL_IPV4: Final = tuple(
     map(
         ipaddress.IPv4Network,
@@ -39,32 +39,32 @@ _SPECIAL_IPV4: Final = tuple(
         ),
     )
 )
-# Teredo, ORCHID and benchmarks are in the first; the others are documentation and 6to4.
+# The first includes Teredo, ORCHID and benchmarking; the others are documentation and 6to4.
 _SPECIAL_IPV6: Final = tuple(
     map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
 )
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 _ANY_PORT: Final = 9
 _FOREIGN: Final = {4: ipaddress.ip_address("192.0.2.1"), 6: ipaddress.ip_address("2001:db8::1")}
-"""Addresses of documentation, which no machine has."""
+"""Addresses reserved for documentation, which no machine has."""
 _METADATA: Final = frozenset(
     map(
         ipaddress.ip_address,
-        # Of AWS, Google Cloud, Alibaba Cloud and Azure, beside link-local ones.
+        # AWS, Google Cloud, Alibaba Cloud and Azure, in addition to link-local addresses.
         ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"),
     )
 )
 
 
 class BadHost(ValueError):
-    """A text that names no host; the message says why."""
+    """An invalid host name or address; the message says why."""
 
 
 def parse_host(text: str) -> str | Address:
-    """Return an address, or a name in lower-case ASCII without a trailing dot.
+    """Parse an address, or a name, which is returned in lower-case ASCII without a trailing dot.
 
-    Every spelling of an IPv4 address that the C library takes is an address here: fewer parts,
-    octal, hexadecimal. So is one of IPv6 in brackets. An address with a zone is refused.
+    All spellings of IPv4 addresses that the C library accepts are addresses: fewer parts, octal,
+    hexadecimal. So are IPv6 addresses in brackets. Addresses with a zone are rejected.
     """
     if text.startswith("[") and text.endswith("]"):
         return _parse_ipv6(text[1:-1])
@@ -90,7 +90,7 @@ def split_port(text: str) -> tuple[str, int | None]:
 
 
 def meant(address: Address) -> Address:
-    """Return the IPv4 address inside one of IPv6 that only carries it, else the address."""
+    """Return the IPv4 address embedded in an IPv6 address, otherwise the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour
@@ -102,12 +102,12 @@ def meant(address: Address) -> Address:
 
 
 def source_of(sandbox_id: str) -> str:
-    """Return the address that tells the server which sandbox a connection on this machine is from."""
+    """Return the loopback source address that identifies a sandbox's connections to the server."""
     return str(SANDBOX_SOURCES[zlib.crc32(sandbox_id.encode()) % SANDBOX_SOURCES.num_addresses])
 
 
 def is_public(address: Address) -> bool:
-    """Say whether an address is one of the internet, and no private, local or special one."""
+    """Return whether an address is public: not private, local or special."""
     inner = meant(address)
     if inner in _METADATA:
         return False
@@ -115,27 +115,27 @@ def is_public(address: Address) -> bool:
         return not any(inner in network for network in _SPECIAL_IPV4)
     if inner not in _UNICAST or any(inner in network for network in _SPECIAL_IPV6):
         return False
-    # An address of ISATAP ends in the IPv4 address that it is sent to.
+    # An ISATAP address ends with the IPv4 address that packets are sent to.
     carried = ipaddress.IPv4Address(int(inner) % _COUNT_OF_IPV4)
     return int(inner) // _COUNT_OF_IPV4 % _COUNT_OF_IPV4 not in _ISATAP or is_public(carried)
 
 
 def is_outside(address: Address) -> bool:
-    """Say whether an address is a public one of another machine: what users may have called."""
+    """Return whether an address is public and not of this machine: one that users may have called."""
     return is_public(address) and not is_own(meant(address))
 
 
 def is_metadata_service(address: Address) -> bool:
-    """Say whether an address is one where clouds tell their machines what these may do."""
+    """Return whether an address is that of a cloud's metadata service."""
     inner = meant(address)
     return inner.is_link_local or inner in _METADATA
 
 
 def is_own(address: Address) -> bool:
-    """Say whether an address is one of this machine's own interfaces."""
+    """Return whether an address belongs to an interface of this machine."""
     if address.is_multicast or not _can_bind(address):
         return False
-    # A machine can be told to bind any address. Nothing is sent.
+    # A machine may be configured to bind any address. Connecting UDP sends nothing.
     with contextlib.suppress(OSError), _socket_for(address) as trial:
         trial.setblocking(False)
         trial.connect((str(address), _ANY_PORT))
@@ -157,7 +157,7 @@ def _socket_for(address: Address) -> socket.socket:
 
 
 def _to_ascii(text: str) -> str:
-    # Both steps are slow, and what they make of a long text is many times as long.
+    # Both steps are slow, and their result can be many times as long as the text.
     if len(text) > _TEXT_MAX:
         raise BadHost("it is not a host's name")
     name = _DOTS.sub(".", unicodedata.normalize("NFKC", text)).lower().removesuffix(".")

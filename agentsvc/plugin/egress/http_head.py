@@ -1,4 +1,4 @@
-"""The head of a request to a proxy: read with bounds, understood, and written for the target."""
+"""The head of a proxy request: size limits, parsing, and rewriting for the target."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 from .addresses import Address, BadHost, parse_host, split_port
 
 HEAD_MAX: Final = 32768
-"""Bytes that the first line and the headers of a request may have together."""
+"""The maximum size of the request line and headers together, in bytes."""
 
 _METHOD = re.compile(r"[A-Za-z]{1,20}")
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
@@ -19,27 +19,27 @@ _HTTP_PORT: Final = 80
 
 
 class BadHead(ValueError):
-    """A request that no proxy can serve; the message says why."""
+    """A request that the proxy cannot serve; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """A request: to whom, and what of it is passed on."""
+    """A parsed request: its target, and the head to forward."""
 
     method: str
     host: str | Address
     port: int
     forward: bytes = b""
-    """The head as the target gets it; empty for a tunnel."""
+    """The head to send to the target; empty for a tunnel."""
 
     @property
     def is_tunnel(self) -> bool:
-        """Whether bytes are to be passed as they are, from the answer on."""
+        """Whether bytes are forwarded unchanged after the response, as for CONNECT."""
         return self.method == "CONNECT"
 
 
 def parse_head(data: bytes) -> RequestHead:
-    """Understand what `data` says up to its empty line; raises BadHead or BadHost."""
+    """Parse a request head up to its empty line; raises BadHead or BadHost."""
     first, *lines = data.removesuffix(b"\r\n\r\n").split(b"\r\n")
     parts = first.decode("utf-8", "surrogateescape").split(" ")
     if len(parts) != 3 or parts[2] not in ("HTTP/1.0", "HTTP/1.1"):  # noqa: PLR2004  # of a request line
@@ -56,7 +56,7 @@ def parse_head(data: bytes) -> RequestHead:
 
 
 def refusal(status: str, text: str) -> bytes:
-    """Return an answer of the proxy itself, in plain text."""
+    """Return a response of the proxy itself, in plain text."""
     body = f"agentsvc: {text}\n".encode(errors="replace")
     return (
         f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
@@ -96,5 +96,5 @@ def _passed_on(lines: list[bytes]) -> list[bytes]:
         is_upgrade = is_upgrade or name == b"upgrade"
         if name not in _OF_THIS_HOP:
             kept.append(line)
-    # One request a connection: the next may be for another host, which has to be asked about.
+    # One request per connection: the next may be for another host, which the policy has to check.
     return [*kept, b"Connection: Upgrade" if is_upgrade else b"Connection: close"]

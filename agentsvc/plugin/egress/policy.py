@@ -1,6 +1,6 @@
 """Egress policies: allowed hosts, their patterns, and the decision.
 
-Pure: names are resolved elsewhere, and what they resolved to is asked about here.
+Pure: the resolver looks names up; the policy only decides on the addresses.
 """
 
 import ipaddress
@@ -22,72 +22,72 @@ from .addresses import (
 )
 
 DEFAULT_PORTS: Final = frozenset({80, 443})
-"""What a pattern without a port allows."""
+"""The ports that a pattern without a port allows."""
 
 type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Mode(StrEnum):
-    """How far a sandbox may reach."""
+    """Which hosts a sandbox may reach."""
 
     NONE = "none"
-    """Nowhere but to what the server itself needs it to reach."""
+    """Only those that the server itself requires."""
     ALLOWLIST = "allowlist"
-    """To the hosts of the list, too."""
+    """Also the hosts of the list."""
     OPEN = "open"
-    """To every public address, too."""
+    """Also every public address."""
     ELSEWHERE = "elsewhere"
-    """To every address that is not of this machine."""
+    """Also every address that does not belong to this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One entry of the list; without a port it means 80 and 443."""
+    """One entry of the list; without a port it matches ports 80 and 443."""
 
     name: str = ""
-    """A host's name, or with `is_wildcard` the domain above those that are meant."""
+    """A host name, or with `is_wildcard` the domain whose subdomains match."""
     is_wildcard: bool = False
     network: Network | None = None
     port: int | None = None
 
     def has_port(self, port: int) -> bool:
-        """Say whether the port is one this pattern allows."""
+        """Return whether the pattern allows a port."""
         return port == self.port if self.port else port in DEFAULT_PORTS
 
     def has_name(self, name: str) -> bool:
-        """Say whether the name is one this pattern allows."""
+        """Return whether the pattern matches a host name."""
         if self.is_wildcard:
             return name.endswith(f".{self.name}")
         return bool(self.name) and name == self.name
 
     def has_address(self, address: Address) -> bool:
-        """Say whether the address is one this pattern names."""
+        """Return whether the pattern matches an address."""
         return self.network is not None and address in self.network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Where one sandbox may connect to."""
+    """The hosts that one sandbox may connect to."""
 
     mode: Mode = Mode.NONE
     allow: tuple[Pattern, ...] = ()
     needed: frozenset[tuple[str, int]] = frozenset()
-    """Hosts with their ports, in one spelling, that are reached in every mode and at any
-    address but link-local ones: the server's own for what the agent reports, and models that the
-    operator knows."""
+    """Normalized hosts with their ports that are reachable in every mode and at any address except
+    metadata services: the server's own for callbacks of agents, and models that the operator
+    configured."""
     models: frozenset[tuple[str, int]] = frozenset()
-    """The same, at public addresses only: users say where their models are."""
+    """The same for models that users configured, at public addresses only."""
 
     def is_needed(self, host: str | Address, port: int) -> bool:
-        """Say whether this very host and port are always reached."""
+        """Return whether a host and port are reachable in every mode."""
         return (str(host), port) in self.needed
 
     def is_model(self, host: str | Address, port: int) -> bool:
-        """Say whether this very host and port are those of a user's model."""
+        """Return whether a host and port belong to a user's model."""
         return (str(host), port) in self.models
 
     def refuse_host(self, host: str | Address, port: int) -> str:
-        """Say why a host is not reached, whatever its address; empty if it may be."""
+        """Return why a host is denied, whatever its address; empty if it is allowed."""
         if self.is_needed(host, port) or self.is_model(host, port):
             return ""
         if self.mode is Mode.NONE:
@@ -97,10 +97,10 @@ class Policy:
         return f"it is not in `allow_hosts` of this sandbox's spec; add `{show(host, port)}`"
 
     def refuse_address(self, host: str | Address, port: int, address: Address) -> str:
-        """Say why a host that may be reached is not at this address; empty if it is."""
+        """Return why an allowed host is denied at this address; empty if it is allowed."""
         if self._is_address_listed(address, port):
             return ""
-        # Nothing of ours is there, but what tells a cloud's machines their secrets.
+        # The operator's hosts may have any address, except that of a cloud's metadata service.
         if self.is_needed(host, port) and not is_metadata_service(address):
             return ""
         if self._is_in_bounds(address):
@@ -121,7 +121,7 @@ class Policy:
         if self.mode is not Mode.ELSEWHERE:
             return is_outside(address)
         inner = meant(address)
-        # To connect to no address at all is to connect to this machine.
+        # Connecting to the unspecified address connects to this machine.
         is_here = inner.is_unspecified or inner.is_loopback or is_own(inner)
         return not (is_here or inner.is_multicast or is_metadata_service(inner))
 
@@ -131,7 +131,7 @@ class Policy:
         return self._is_address_listed(host, port)
 
     def _is_address_listed(self, address: Address, port: int) -> bool:
-        # An IPv4 address that is carried in one of IPv6 is that IPv4 address.
+        # An IPv4 address embedded in an IPv6 address counts as that IPv4 address.
         inner = meant(address)
         return any(item.has_address(inner) and item.has_port(port) for item in self.allow)
 
@@ -142,7 +142,7 @@ def parse_policy(
     needed: Iterable[tuple[str, int]] = (),
     models: Iterable[tuple[str, int]] = (),
 ) -> Policy:
-    """Return the policy of a spec; raises BadHost for an entry that cannot be meant."""
+    """Return the policy of a spec; raises BadHost for an invalid entry."""
     return Policy(
         mode=Mode(mode),
         allow=tuple(parse_pattern(text) for text in allow_hosts),
@@ -152,7 +152,7 @@ def parse_policy(
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Read one entry: a name, `*.name`, an address, a network; each with `:port` or without."""
+    """Parse one entry: a name, `*.name`, an address or a network, each with or without `:port`."""
     try:
         return _parse_pattern(text)
     except ValueError as exc:
@@ -160,15 +160,15 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def show(host: str | Address, port: int) -> str:
-    """Return host and port as one writes them in a list."""
+    """Format host and port as an entry of a list."""
     shown = f"[{host}]" if isinstance(host, ipaddress.IPv6Address) else str(host)
     return shown if port in DEFAULT_PORTS else f"{shown}:{port}"
 
 
 def from_json(text: str | bytes) -> Policy:
-    """Return the policy of a document; raises ValueError for what is none.
+    """Parse a policy from JSON; raises ValueError if it is invalid.
 
-    It has the arguments of `parse_policy` as members, hosts with their ports as arrays of both.
+    Its members are the arguments of `parse_policy`; hosts with ports are arrays of both.
     """
     value: Any = json.loads(text)
     try:
@@ -183,7 +183,7 @@ def from_json(text: str | bytes) -> Policy:
 
 
 def order_addresses(found: Sequence[Address]) -> list[Address]:
-    """Return each address once, IPv4 first: not every machine has a way out by IPv6."""
+    """Return each address once, IPv4 first, because not every machine has an IPv6 route."""
     return sorted(dict.fromkeys(found), key=lambda address: address.version)
 
 

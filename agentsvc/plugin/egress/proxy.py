@@ -1,7 +1,7 @@
-"""The proxy of one sandbox: takes requests on a socket, decides, connects, passes bytes.
+"""The proxy of one sandbox: accepts requests, applies the policy, connects, forwards bytes.
 
-A name is resolved once, and what is connected to is the address that was decided about. Memory
-and connections are bounded; what a sandbox sends cannot do more than end its own connection.
+A name is resolved once, and the connection uses the address that the policy allowed. Memory
+and connections are bounded; a sandbox's input can at most end its own connection.
 """
 
 import asyncio
@@ -31,34 +31,34 @@ _NO_SOURCES: Final[Mapping[int, str]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyLimits:
-    """What one proxy spends on its sandbox."""
+    """Limits of one sandbox's proxy."""
 
     connections: int = 128
-    """At once, with two open files each; a further one is answered with 503."""
+    """At once, with two open files each; further ones get a 503."""
     lookups: int = 4
-    """Names looked up at once, each until it has its answer, however long ago it was given up."""
+    """Concurrent DNS lookups; each counts until its thread ends, even if nobody waits any more."""
     head_seconds: float = 30.0
-    """How long a request may take to come in."""
+    """The timeout for receiving a request head."""
     connect_seconds: float = 20.0
-    """How long finding and reaching the target may take."""
+    """The timeout for resolving and connecting to the target."""
     linger_seconds: float = 1.0
-    """How long what a refused request goes on sending is read and dropped."""
+    """How long the rest of a rejected request is read and discarded."""
     idle_seconds: float = 3600.0
-    """How long a connection on which nothing moves is kept."""
+    """The idle timeout of a connection."""
 
 
 class _Denied(Exception):
-    """The policy does not let this through."""
+    """The policy denies the connection."""
 
 
 class _Unreachable(Exception):
-    """Nothing answers where the policy lets this go."""
+    """The target is allowed and does not answer."""
 
 
 class Proxy:
-    """Serves one sandbox; `policy` may be replaced at any time and counts for what comes next.
+    """Serves one sandbox; `policy` may be replaced at any time and applies to new requests.
 
-    To the ports of the loopback interface that `sources` names it connects from the address there.
+    Connections to the loopback ports in `sources` are made from the source address given there.
     """
 
     def __init__(
@@ -83,23 +83,23 @@ class Proxy:
         self._log_since = 0.0
 
     async def listen_tcp(self, host: str, port: int) -> int:
-        """Take requests on a port, 0 for a free one; return its number."""
+        """Listen on a port, 0 for a free one; return its number."""
         server = await asyncio.start_server(self._serve, host, port, **_SERVER)
         await self._start(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def listen_on(self, listener: socket.socket) -> None:
-        """Take requests on a socket that is bound already."""
+        """Listen on a socket that is already bound."""
         await self._start(await asyncio.start_server(self._serve, sock=listener, **_SERVER))
 
     async def close(self) -> None:
-        """Stop listening for good and cut every connection. Safe to call twice."""
+        """Stop listening and abort every connection. Idempotent; cannot be reopened."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
         for server in self._servers:
             for listener in server.sockets:
                 loop.remove_reader(listener)
-        # A server that is closed leaves open what asyncio has accepted, and not yet handed to it.
+        # Closing a server does not close connections that asyncio has accepted but not handed over yet.
         await asyncio.sleep(0)
         for server in self._servers:
             server.close()
@@ -110,14 +110,14 @@ class Proxy:
         self._servers.clear()
 
     async def _start(self, server: asyncio.Server) -> None:
-        # Known before the first await: cancelled there, it would serve, and nobody would end it.
+        # Registered before the first await: if cancelled there, `close` still ends the server.
         self._servers.append(server)
         await server.start_serving()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if self._is_closed:
-            # It was taken just before, and nobody would cut it.
+            # Accepted just before `close`, which cannot abort it any more.
             writer.transport.abort()
             return
         if task is None or len(self._connections) >= self._limits.connections:
@@ -128,9 +128,9 @@ class Proxy:
         try:
             await self._handle(reader, writer)
         except* OSError:
-            pass  # either side went away or stood still, which ends it
+            pass  # either side disconnected or timed out
         except* asyncio.CancelledError:
-            pass  # by `close`; Python 3.12's streams complain of a task that ends cancelled
+            pass  # by `close`; Python 3.12's streams log an error for a cancelled task
         finally:
             self._connections.discard(task)
             writer.transport.abort()
@@ -152,7 +152,7 @@ class Proxy:
             text = f"{head.host}:{head.port} cannot be reached: {reason}"
             await self._answer(reader, writer, "502 Bad Gateway", text)
         else:
-            # What every sandbox reaches, this server first of all, is nothing to be told each time.
+            # Connections to required hosts, mostly this server, are too frequent to log.
             if not self.policy.is_needed(head.host, head.port):
                 self._note("egress allowed", head, "")
             try:
@@ -180,7 +180,7 @@ class Proxy:
     async def _connect(
         self, head: RequestHead
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        # The list is asked before the name is looked up: a query is a way out, too.
+        # Check the list before the DNS lookup: a query is a way to leak data, too.
         if reason := self.policy.refuse_host(head.host, head.port):
             raise _Denied(reason)
         addresses = order_addresses(await self._addresses(head))[:_ADDRESSES_MAX]
@@ -239,13 +239,13 @@ class Proxy:
         async with asyncio.timeout(self._limits.linger_seconds):
             await writer.drain()
             writer.write_eof()
-            # What still comes is read and dropped: closed on unread bytes, a connection is reset
-            # and the answer may be lost with it.
+            # Read and discard the rest: closing a connection with unread bytes resets it, which may lose
+            # the response.
             while await reader.read(_CHUNK):
                 pass
 
     def _note(self, message: str, head: RequestHead, reason: str) -> None:
-        # A sandbox decides how often this is called.
+        # The sandbox controls how often this is called.
         now = asyncio.get_running_loop().time()
         if now - self._log_since > _LOG_SECONDS:
             self._log_since, self._log_lines = now, 0
@@ -267,23 +267,23 @@ class Proxy:
 
 
 class _Clock:
-    """When something last moved on a connection, in either direction."""
+    """The idle timer of a connection, shared by both directions."""
 
     def __init__(self, idle_seconds: float) -> None:
         self.idle_seconds = idle_seconds
         self.at = asyncio.get_running_loop().time()
 
     def touch(self) -> None:
-        """Something has moved."""
+        """Reset the timer."""
         self.at = asyncio.get_running_loop().time()
 
     def left(self) -> float:
-        """Return how long nothing more may move."""
+        """Return the seconds until the connection times out."""
         return self.at + self.idle_seconds - asyncio.get_running_loop().time()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: _Clock) -> None:
-    """Pass bytes on until one side ends; the other direction may go on."""
+    """Forward bytes until the reader ends; the other direction may continue."""
     while data := await _read(reader, clock):
         writer.write(data)
         async with asyncio.timeout(clock.idle_seconds):

@@ -1,10 +1,9 @@
-"""Offers unix sockets on ports of the loopback interface of a sandbox that has no other network.
+"""Forwards loopback ports of a sandbox without any other network to unix sockets of the server.
 
-One file, standard library only, loaded by the first process inside. It is told `PORT=SOCKET`. With
-`PORT=SOCKET=HOST:PORT` what connects is sent through the proxy behind the socket to that one
-target, so that a program finds it where it is told it is and needs to know of no proxy. With
-`@NUMBER=PORT` what connects to the inherited socket of that number gets to a port inside. One thread,
-bounded memory.
+One file, standard library only, run by the first process inside. Its arguments are: `PORT=SOCKET`;
+`PORT=SOCKET=HOST:PORT`, which forwards connections to that one target through the proxy behind the
+socket, so that a program needs no proxy settings; and `@NUMBER=PORT`, which forwards connections to the
+inherited socket with that descriptor to a port inside. One thread, bounded memory.
 """
 
 import contextlib
@@ -25,28 +24,28 @@ _HEAD_END: Final = b"\r\n\r\n"
 
 
 class RelayEnd:
-    """One end of a connection that is passed on: its socket, and what waits to be sent there."""
+    """One end of a forwarded connection: its socket, and the bytes to be sent there."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.waiting = b""
         self.ends = False
-        """Nothing more will be added to what waits."""
+        """No more bytes will be added to `waiting`."""
         self.is_open = True
-        """More may be read here."""
+        """More bytes may be read."""
         self.other: RelayEnd = self
         self.answer: bytes | None = None
-        """The beginning of the proxy's answer, as long as it is not whole."""
+        """The beginning of the proxy's response, until its head is complete."""
 
     def wanted(self) -> int:
-        """Return what to wait for here."""
+        """Return the selector events to wait for."""
         reads = self.is_open and len(self.other.waiting) < _BUFFER_MAX
         reading = selectors.EVENT_READ if reads else 0
         return reading | (selectors.EVENT_WRITE if self.waiting else 0)
 
 
 class Relay:
-    """Listens, connects, and passes bytes until it is ended."""
+    """Accepts connections and forwards bytes; driven by `serve` in a loop."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -54,7 +53,7 @@ class Relay:
         self._pairs = 0
 
     def listen(self, port: int, path: str, target: str) -> None:
-        """Offer a unix socket on a port; with a target, through the proxy behind the socket."""
+        """Forward a loopback port to a unix socket; with a target, through the proxy behind it."""
         listener = socket.create_server(("127.0.0.1", port), backlog=64)
         listener.setblocking(False)
         ask = f"CONNECT {target} HTTP/1.1\r\n\r\n".encode() if target else b""
@@ -62,13 +61,13 @@ class Relay:
         self._selector.register(listener, selectors.EVENT_READ, None)
 
     def admit(self, listener: socket.socket, port: int) -> None:
-        """Pass what connects to a socket that listens on to a port of the loopback interface."""
+        """Forward connections to a listening socket to a port of the loopback interface."""
         listener.setblocking(False)
         self._targets[listener] = (port, b"")
         self._selector.register(listener, selectors.EVENT_READ, None)
 
     def open(self, arguments: Iterable[str]) -> None:
-        """Listen on what the arguments say, as far as that can be had."""
+        """Listen as the arguments say; log those that fail to stderr."""
         for argument in arguments:
             port, _, rest = argument.partition("=")
             if port.startswith("@"):
@@ -78,19 +77,19 @@ class Relay:
             try:
                 self.listen(int(port), path, target)
             except OSError as exc:
-                # One that cannot be had here, such as a low one, must not cost the others.
-                sys.stderr.write(f"port {port} cannot be offered: {exc.strerror}\n")
+                # A port that is not available, such as a privileged one, must not affect the others.
+                sys.stderr.write(f"cannot listen on port {port}: {exc.strerror}\n")
 
     def watch(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call a function whenever something can be read there."""
+        """Call `act` whenever the descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
     def unwatch(self, descriptor: int) -> None:
-        """Do that no longer."""
+        """Stop calling `act` for a descriptor."""
         self._selector.unregister(descriptor)
 
     def serve(self) -> None:
-        """Wait until there is something to do, and do it."""
+        """Wait for events and handle them."""
         for key, events in self._selector.select():
             if key.data is None:
                 self._accept(key.fileobj)  # type: ignore[arg-type]  # a listener
@@ -100,7 +99,7 @@ class Relay:
                 key.data()
 
     def close(self) -> None:
-        """Let go of all sockets, in a process that was forked from the one that serves them."""
+        """Close all sockets, in a process that was forked from the one that serves them."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -110,7 +109,7 @@ class Relay:
         try:
             near, _ = listener.accept()
         except OSError:
-            # No more files can be open here; who waits is still there in a moment.
+            # Out of file descriptors: the client stays in the backlog until the next try.
             time.sleep(_FULL_SECONDS)
             return
         if self._pairs >= _PAIRS_MAX:

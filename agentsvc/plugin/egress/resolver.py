@@ -1,4 +1,4 @@
-"""Looks names up in threads of its own, of which each proxy takes a few.
+"""DNS lookups in a thread pool of their own, of which each proxy uses a few threads.
 
 A sandbox that asks for slow names fills these threads, not those of the server.
 """
@@ -16,21 +16,21 @@ _THREADS: Final = 64
 
 
 class Resolver:
-    """What the proxies of one process look names up with."""
+    """The DNS resolver that the proxies of a process share."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="egress-dns")
 
     async def resolve(self, name: str, slots: asyncio.Semaphore) -> list[Address]:
-        """Return a name's addresses; raises OSError if it has none.
+        """Resolve a name; raises OSError if it has no address.
 
-        A slot is taken until the thread has its answer, also if nobody waits for that any more.
+        A slot is held until the lookup ends, also if nobody waits for it any more.
         """
         await slots.acquire()
         loop = asyncio.get_running_loop()
 
         def give_back(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
+            with contextlib.suppress(RuntimeError):  # the loop was closed before the thread ended
                 loop.call_soon_threadsafe(slots.release)
 
         try:
@@ -42,11 +42,11 @@ class Resolver:
         return await asyncio.wrap_future(looking)
 
     def close(self) -> None:
-        """Let go of the threads; those that wait for an answer end with it."""
+        """Shut down the threads; those with a running lookup end with it."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _look_up(name: str) -> list[Address]:
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    # An address of IPv6 may come with its zone, which is not part of where it leads.
+    # An IPv6 address may include its zone, which is not part of the target.
     return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
