@@ -1,7 +1,7 @@
 """Errors, values, logs, background tasks, validation and the event bus: used by every other package.
 
-Begin with `errors` and `values`. It imports nothing else of the server: errors bear their HTTP
-status, and notices on the bus name what they are about, and no more is known here.
+Begin with `errors` and `values`. Imports no other package of the server: errors have an HTTP status, and
+notices on the bus only name what they are about, so that nothing else needs to be known here.
 """
 
 from agentsvc.base.bus import EventBus as EventBus

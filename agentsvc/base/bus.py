@@ -1,8 +1,8 @@
-"""News inside the server: what was stored is announced, without waiting, to whoever listens.
+"""The event bus: publishes changes inside the server to subscribers, without waiting for them.
 
-An announcement names what has changed and is made once the change is durable; what it is now is
-read from the store. So a listener that reads slowly misses nothing, and what waits for it stays
-small. Only streaming deltas, which are nowhere else, are in the announcement itself.
+A notice names what has changed and is published after the change was committed; subscribers read
+the new state from the store. So a slow subscriber loses nothing, and its queue stays small. Only
+streamed deltas, which are not stored, are part of their notice.
 """
 
 import asyncio
@@ -14,28 +14,28 @@ from typing import Final, Self
 import msgspec
 
 MAX_WAITING: Final = 1000
-"""How many notices may wait for one listener."""
+"""The maximum number of queued notices per subscription."""
 
 MAX_WAITING_BYTES: Final = 1024 * 1024
-"""How many bytes of deltas may wait for one listener."""
+"""The maximum number of queued bytes of deltas per subscription."""
 
 
 class Subject(StrEnum):
-    """What an announcement is about."""
+    """The subject of a notice."""
 
     EVENTS = "events"
     """A conversation has new events."""
     DELTA = "delta"
-    """A piece of what the model is saying in a conversation, passed on and not stored."""
+    """A piece of a streamed model answer in a conversation; passed on and not stored."""
     CONVERSATION = "conversation"
     START_TASK = "start_task"
     SANDBOX = "sandbox"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing of a user's has changed, is new, or was deleted.
+    """One of a user's records was created, changed or deleted.
 
-    `id` is that of the sandbox or the start task, and of the conversation for everything else.
+    `id` is that of the sandbox or the start task, otherwise of the conversation.
     `seq` is the number of the last stored event: of the new ones, or before the delta.
     """
 
@@ -51,22 +51,22 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 type IsWanted = Callable[[Notice], bool]
 type Listener = Callable[[Notice], None]
 type _Topic = tuple[str, str | None]
-"""Whose news are listened for, and those of which conversation, None for everything."""
+"""The user, and one conversation or None for all notices of the user."""
 
 
 class Overflow(Exception):
-    """More was announced than may wait; what waited is lost, and the store has to be read."""
+    """The queue was full and has been dropped; the subscriber has to read the store."""
 
 
 class EventBus:
-    """Passes on what is announced to those who listen for it."""
+    """Publishes notices to subscriptions and listeners."""
 
     def __init__(self) -> None:
         self._listeners: defaultdict[_Topic, dict[object, Listener]] = defaultdict(dict)
         self._of_all: list[Listener] = []
 
     def announce(self, news: Notice) -> None:
-        """Tell everyone who listens; call it after the transaction has committed."""
+        """Publish a notice; call it after the transaction has committed."""
         for topic in _topics(news):
             for listener in self._listeners.get(topic, {}).values():
                 listener(news)
@@ -74,7 +74,7 @@ class EventBus:
             listener(news)
 
     def watch_all(self, listener: Listener) -> None:
-        """Call a function with everybody's notices at once, from now on; it never waits."""
+        """Call `listener` synchronously with the notices of all users from now on."""
         self._of_all.append(listener)
 
     def subscribe(
@@ -85,9 +85,9 @@ class EventBus:
         conversation_id: str | None = None,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> "Subscription":
-        """Listen, from now on until `close`, for what of a user's is wanted.
+        """Subscribe to the notices of a user for which `is_wanted` returns true, until `close`.
 
-        What is about other conversations costs nothing where only one is listened for.
+        With `conversation_id`, notices about other conversations cost nothing.
         """
         topic = (user_id, conversation_id)
         subscription = Subscription(
@@ -99,9 +99,9 @@ class EventBus:
         return subscription
 
     def watch(self, user_id: str, listener: Listener) -> Callable[[], None]:
-        """Call a function with all of a user's notices at once, and return what ends it.
+        """Call `listener` synchronously with all notices of a user; return a function that stops it.
 
-        It never waits, and starts and ends no listening.
+        The listener must not block, subscribe or unsubscribe.
         """
         key = object()
         topic = (user_id, None)
@@ -109,7 +109,7 @@ class EventBus:
         return lambda: self._forget(topic, key)
 
     def count(self) -> int:
-        """Return how many listen."""
+        """Return the number of subscriptions and listeners of users."""
         return sum(map(len, self._listeners.values()))
 
     def _forget(self, topic: _Topic, key: object) -> None:
@@ -127,9 +127,9 @@ def _topics(news: Notice) -> tuple[_Topic, ...]:
 
 
 class Subscription:
-    """What one listener has not heard yet; a context that ends it.
+    """The queue of one subscriber; a context manager that closes it.
 
-    Of several notices of one thing only the last waits, deltas aside.
+    Only the last of several notices about the same record is kept, except for deltas.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Subscription:
         self.close()
 
     def put(self, news: Notice) -> None:
-        """Add an announcement, if it is wanted; never waits."""
+        """Enqueue a notice if it is wanted; never waits."""
         if self._is_overrun or not self._is_wanted(news):
             return
         if news.subject is Subject.DELTA:
@@ -171,10 +171,10 @@ class Subscription:
         self._some.set()
 
     async def take(self) -> list[Notice]:
-        """Wait until there is something, and return all of it in its order.
+        """Wait for notices, and return all that are queued, in order.
 
-        Raises Overflow once when too much was waiting, and listens on. Returns nothing once the
-        subscription is closed.
+        Raises Overflow once if the queue was full; the subscription goes on. Returns an empty list once
+        the subscription is closed.
         """
         await self._some.wait()
         if not self._is_closed:
@@ -187,7 +187,7 @@ class Subscription:
         return taken
 
     def close(self) -> None:
-        """Listen no more, which ends a wait, too; safe to call twice."""
+        """Unsubscribe and wake up `take`; idempotent."""
         self._is_closed = True
         self._on_close(self)
         self._clear()

@@ -1,7 +1,7 @@
-"""Every deliberate error: its code, its HTTP status, and whether a retry may help.
+"""All errors meant for callers: each with its code, its HTTP status, and whether a retry may help.
 
-Nothing else raises errors meant for a caller, and nothing but the HTTP middleware turns one
-into a response. `message` is written for the caller; `detail` goes to the log only.
+No other module defines such errors, and only the HTTP middleware turns them into responses.
+`message` is written for the caller; `detail` is only logged.
 """
 
 import errno
@@ -12,43 +12,43 @@ import msgspec
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not fit in a request, and where."""
+    """One problem of an invalid request, and its location."""
 
     type: str
     """A stable name of the kind of problem, such as `missing` or `string_type`."""
     loc: tuple[str | int, ...]
-    """Where: `body`, `query`, `path` or `header`, then names of members and places in arrays."""
+    """Where: `body`, `query`, `path` or `header`, then names of members and indexes of arrays."""
     msg: str
-    """What would fit, for people."""
+    """What would be valid, for people."""
 
 
 class _Details(TypedDict, total=False):
-    """What an error may carry beside its message."""
+    """Optional arguments of an error."""
 
     detail: str
     extra: Mapping[str, Any] | None
 
 
 class AgentsvcError(Exception):
-    """A condition the server foresaw; subclasses say which, in the line that names their parent.
+    """An expected error; each subclass declares its code and status in its class statement.
 
     `extra` holds further members of the response body, for clients that look for them there.
-    `retry_after_seconds` is when a retry may help, if one may.
+    `retry_after_seconds` is when a retry may succeed, if the error is retryable.
     """
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
-    """Whether the caller may try the same again."""
+    """Whether the caller may retry the same request."""
     may_pass: ClassVar[bool] = False
-    """Whether the server itself goes on trying: also where somebody has to do something first."""
+    """Whether the server itself retries, even if an operator may have to act first."""
     retry_after_seconds: int = 1
 
     def __init_subclass__(
         cls, *, code: str = "", status: int = 0, retryable: bool = False, **others: Any
     ) -> None:
         super().__init_subclass__(**others)
-        # What a subclass leaves out is as its parent has it.
+        # Omitted arguments are inherited from the parent class.
         cls.code, cls.status = code or cls.code, status or cls.status
         cls.retryable = retryable or cls.retryable
         cls.may_pass = cls.retryable or cls.may_pass
@@ -73,15 +73,15 @@ class AgentsvcError(Exception):
 
     @property
     def log_text(self) -> str:
-        """The message with the detail, which the log alone has."""
+        """The message and the detail, for the log only."""
         return f"{self.message} {self.detail}".strip()
 
 
 class InvalidRequest(AgentsvcError, code="invalid_request", status=422):
-    """The body, query or path of a request does not fit its description.
+    """The body, query or path of a request does not match its description.
 
-    `problems` are all that were found, in the order of the description; there may be more unless
-    `is_all`. What is raised for one of them is its message.
+    `problems` are the problems found, in the order of the description; there may be more unless
+    `is_all`. The error's message is that of the first.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class InvalidRequest(AgentsvcError, code="invalid_request", status=422):
 
     @property
     def loc(self) -> tuple[str | int, ...]:
-        """Where the first problem is."""
+        """The location of the first problem."""
         return self.problems[0].loc
 
     @property
     def kind(self) -> str:
-        """Of which type the first problem is."""
+        """The type of the first problem."""
         return self.problems[0].type
 
     @classmethod
@@ -115,7 +115,7 @@ class InvalidRequest(AgentsvcError, code="invalid_request", status=422):
         is_all: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return the error that names several problems, at least one."""
+        """Return an error for several problems, at least one."""
         first = problems[0]
         made = cls(first.msg, loc=first.loc, kind=first.type, extra=extra)
         made.problems, made.is_all = tuple(problems), is_all
@@ -123,55 +123,55 @@ class InvalidRequest(AgentsvcError, code="invalid_request", status=422):
 
 
 class BadRequest(AgentsvcError, code="bad_request", status=400):
-    """The request is well formed but means something that cannot be done."""
+    """The request is well formed but asks for something that is not possible."""
 
 
 class MalformedBody(AgentsvcError, code="malformed_body", status=400):
-    """The body is not what its headers say: not UTF-8, or a wrong content encoding."""
+    """The body does not match its headers: not UTF-8, or a wrong content encoding."""
 
 
 class BodyTooLarge(AgentsvcError, code="body_too_large", status=413):
-    """The body is over the limit."""
+    """The body exceeds the size limit."""
 
 
 class ExportTooLarge(AgentsvcError, code="export_too_large", status=413):
-    """What is to be downloaded is over the limit."""
+    """The download exceeds the size limit."""
 
 
 class ArchiveRefused(AgentsvcError, code="archive_refused", status=409):
-    """What a sandbox sent of its workspace is broken, or larger than archives may be."""
+    """The archive of a workspace that a sandbox sent is corrupt or exceeds the size limit."""
 
 
 class UnsupportedMediaType(AgentsvcError, code="unsupported_media_type", status=415):
-    """The body is of a media type the operation does not read."""
+    """The operation does not accept the body's media type."""
 
 
 class NotAuthenticated(AgentsvcError, code="not_authenticated", status=401):
-    """No key, an unknown key or a revoked key: one answer for all three."""
+    """No key, an unknown key or a revoked key: the same response for all three."""
 
     def __init__(self, message: str = "Unauthorized", **more: Unpack[_Details]) -> None:
         super().__init__(message, **more)
 
 
 class NotAllowed(AgentsvcError, code="not_allowed", status=403):
-    """The caller is known and this is not theirs to do."""
+    """The caller is authenticated and lacks permission."""
 
 
 class GitTokenMissing(NotAllowed):
-    """The user has stored no token for the git provider that is to be asked."""
+    """The user has stored no token for the requested git provider."""
 
 
 class NotFound(AgentsvcError, code="not_found", status=404):
-    """No such record, one the caller may not see, or no such path."""
+    """No such record, or the caller may not see it, or no such path."""
 
     def __init__(self, message: str = "Not Found", **more: Unpack[_Details]) -> None:
         super().__init__(message, **more)
 
 
 class MethodNotAllowed(AgentsvcError, code="method_not_allowed", status=405):
-    """The path exists, the method on it does not.
+    """The path exists, but not with this method.
 
-    `allowed` are the methods that do.
+    `allowed` are its methods.
     """
 
     def __init__(self, *, allowed: Iterable[str]) -> None:
@@ -180,27 +180,27 @@ class MethodNotAllowed(AgentsvcError, code="method_not_allowed", status=405):
 
 
 class UnknownHost(AgentsvcError, code="unknown_host", status=421):
-    """The request is for a host name that the server does not go by, and shows no key."""
+    """The request's host name is not one of the server's, and the request shows no key."""
 
 
 class Conflict(AgentsvcError, code="conflict", status=409):
-    """The state of the thing does not allow this now."""
+    """The current state of the resource does not allow the operation."""
 
 
 class Unsupported(AgentsvcError, code="unsupported", status=409):
-    """The backend lacks the capability."""
+    """The backend lacks the required capability."""
 
 
 class Gone(AgentsvcError, code="gone", status=410):
-    """It existed and does not any more."""
+    """The resource existed and was removed."""
 
 
 class RequestInProgress(AgentsvcError, code="request_in_progress", status=409, retryable=True):
-    """A request with the same `Idempotency-Key` is being done."""
+    """Another request with the same `Idempotency-Key` is in progress."""
 
 
 class IdempotencyKeyReused(AgentsvcError, code="idempotency_key_reused", status=422):
-    """The same `Idempotency-Key` came with another request."""
+    """The `Idempotency-Key` was used for a different request."""
 
 
 class OrderRejected(AgentsvcError, code="order_rejected", status=422):
@@ -208,11 +208,11 @@ class OrderRejected(AgentsvcError, code="order_rejected", status=422):
 
 
 class TooManyRequests(AgentsvcError, code="too_many_requests", status=429, retryable=True):
-    """The caller is over a limit of its own."""
+    """The caller exceeds one of its rate or concurrency limits."""
 
 
 class SandboxLimitReached(AgentsvcError, code="sandbox_limit_reached", status=429, retryable=True):
-    """As many sandboxes run as may, and the caller does not wait for room."""
+    """The maximum number of sandboxes is running, and the caller does not wait for room."""
 
     retry_after_seconds = 30
 
@@ -220,9 +220,9 @@ class SandboxLimitReached(AgentsvcError, code="sandbox_limit_reached", status=42
 class ServiceLimitReached(
     AgentsvcError, code="concurrency_limit_reached", status=429, retryable=True
 ):
-    """As many sandboxes run as may, in the form that services know which act for users.
+    """The maximum number of sandboxes is running, in the form expected by services that act for users.
 
-    `detail` of the body is no text: its member `error` is `CONCURRENCY_LIMIT_REACHED`.
+    `detail` of the response body is an object, with `error` set to `CONCURRENCY_LIMIT_REACHED`.
     """
 
     retry_after_seconds = 30
@@ -233,11 +233,11 @@ class ServiceLimitReached(
 
 
 class QuotaExceeded(AgentsvcError, code="quota_exceeded", status=429, retryable=True):
-    """The user has used up a quota of sandboxes, of conversations or of what may be spent."""
+    """The user has reached a quota of sandboxes, of conversations or of spending."""
 
 
 class CapacityExceeded(AgentsvcError, code="capacity_exceeded", status=503, retryable=True):
-    """Full now, may fit later."""
+    """There is no capacity now; a retry may succeed."""
 
 
 class StorageFailed(AgentsvcError, code="storage_failed", status=503):
@@ -247,7 +247,7 @@ class StorageFailed(AgentsvcError, code="storage_failed", status=503):
 
 
 class DiskFull(StorageFailed, code="disk_full", status=507):
-    """The server can store nothing: its disk is full."""
+    """The server cannot write: its disk is full."""
 
 
 class DatabaseBusy(StorageFailed, code="database_busy", status=503, retryable=True):
@@ -263,47 +263,47 @@ class BackendBroken(AgentsvcError, code="backend_broken", status=502):
 
 
 class HandleTooNew(AgentsvcError, code="handle_too_new", status=502):
-    """The sandbox was made by a newer version of its backend."""
+    """The sandbox was created by a newer version of its backend."""
 
 
 class AgentUnavailable(AgentsvcError, code="agent_unavailable", status=502, retryable=True):
-    """The agent server in the sandbox does not answer."""
+    """The agent server in the sandbox does not respond."""
 
 
 class AgentRefused(AgentsvcError, code="agent_refused", status=502):
-    """The agent server in the sandbox answered and refused."""
+    """The agent server in the sandbox rejected the request."""
 
 
 class ModelBudgetReached(AgentsvcError, code="model_budget_reached", status=402):
-    """A conversation, or its user, has used up what may be spent on language models."""
+    """A conversation, or its user, has reached the budget for language models."""
 
 
 class ModelUnavailable(AgentsvcError, code="model_unavailable", status=502, retryable=True):
-    """The language model of a conversation does not answer, or may not be asked by this server."""
+    """The language model of a conversation does not respond, or this server may not call it."""
 
 
 class GitProviderUnavailable(
     AgentsvcError, code="git_provider_unavailable", status=502, retryable=True
 ):
-    """The git hosting service does not answer, or not as expected."""
+    """The git hosting service does not respond, or not as expected."""
 
 
 class SignInUnavailable(AgentsvcError, code="sign_in_unavailable", status=502, retryable=True):
-    """A provider by which users sign in does not answer, or not as expected."""
+    """The provider by which users sign in does not respond, or not as expected."""
 
 
 class GitProviderRateLimited(
     AgentsvcError, code="git_provider_rate_limited", status=429, retryable=True
 ):
-    """The git hosting service has had too many requests with the user's token."""
+    """The git hosting service has rate-limited the user's token."""
 
 
 class TimedOut(AgentsvcError, code="timed_out", status=504, retryable=True):
-    """The request took longer than requests may."""
+    """The request exceeded its time limit."""
 
 
 class SandboxNotUsable(AgentsvcError, code="sandbox_not_usable", status=503):
-    """The sandbox has failed and cannot serve this."""
+    """The sandbox has failed and cannot serve the request."""
 
 
 class SandboxStarting(AgentsvcError, code="sandbox_starting", status=503, retryable=True):
@@ -311,11 +311,11 @@ class SandboxStarting(AgentsvcError, code="sandbox_starting", status=503, retrya
 
 
 class PortUnavailable(AgentsvcError, code="port_unavailable", status=502, retryable=True):
-    """Nothing in the sandbox answers at this port, or not in HTTP."""
+    """Nothing in the sandbox responds at this port, or not with HTTP."""
 
 
 class ConversationDeleted(NotFound):
-    """The conversation was deleted while something was being done with it."""
+    """The conversation was deleted during the operation."""
 
 
 class StartRefused(AgentsvcError, code="start_refused", status=409):
@@ -323,7 +323,7 @@ class StartRefused(AgentsvcError, code="start_refused", status=409):
 
 
 class StartFailed(AgentsvcError, code="start_failed"):
-    """The server cannot start; the message names the cause, the remedy follows as a hint."""
+    """The server cannot start; the message names the cause, the hint a remedy."""
 
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
         super().__init__(message, detail=detail)
@@ -331,32 +331,32 @@ class StartFailed(AgentsvcError, code="start_failed"):
 
 
 HINT_ROOM: Final = "free some space on the disk, then start again"
-"""What helps where a disk is full."""
+"""The remedy for a full disk."""
 
 HINT_ACCESS: Final = "check that the file and its directory belong to the user the server runs as"
-"""What most often helps where a file cannot be read or made."""
+"""The most common remedy if a file cannot be read or created."""
 
 
 def is_no_room(failure: OSError) -> bool:
-    """Say whether something failed because a disk, or what a user may have of it, is full."""
+    """Return whether an operation failed because a disk or a disk quota is full."""
     return failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def hint_against(failure: OSError) -> str:
-    """Return what helps where a file could not be read or made; "" where its reason says all."""
+    """Return the remedy for a file that cannot be read or created; "" if the error says enough."""
     if is_no_room(failure):
         return HINT_ROOM
     return HINT_ACCESS if isinstance(failure, PermissionError) else ""
 
 
 REASON_CHARS: Final = 300
-"""How long the first line of a reason is at most: many lists show no more of it."""
+"""The maximum length of the first line of a reason, of which many lists show no more."""
 
 
 def reason_of(cause: str, remedy: str = "", rest: str = "") -> str:
-    """Return a reason whose first line has the cause and what to do, in `REASON_CHARS` at most.
+    """Return a reason whose first line has the cause and the remedy, in at most `REASON_CHARS`.
 
-    What does not fit of the cause is below that, and so is the rest, such as the end of a log.
+    Below it follow the rest of the cause, and `rest`, such as the end of a log.
     """
     head, _, below = cause.strip().partition("\n")
     remedy = f". {remedy}" if remedy else ""

@@ -1,7 +1,7 @@
-"""Log lines for people or for machines, each with its request's id, none with a secret.
+"""Log lines for people or for machines, with the id of the request and without secrets.
 
-Secrets do not get this far, since `Secret` prints as stars. What is masked here is the net below:
-texts that look like keys, and values that were named as secret.
+Secrets are not logged to begin with, because `Secret` prints as stars. Masking is the second line of
+defence: texts that look like keys, and values that were registered as secret.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import msgspec
 from agentsvc.base.values import MASK, Secret, monotonic, now, to_stored
 
 CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", default="")
-"""The id of the request that is being served; background work has none."""
+"""The id of the request that is being served; empty for background work."""
 
 _OURS: Final = "agentsvc"
 _BELOW_OURS: Final = f"{_OURS}."
@@ -44,7 +44,7 @@ _KEYS = re.compile(
 )
 _ID = re.compile(r"\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b")
 _PARTS_OF_KEYS: Final = ("asvc_", "k-", "tvly-", "gh", "glpat-", "earer ", "://")
-"""Of these each text that `_KEYS` matches has one."""
+"""Each match of `_KEYS` contains one of these."""
 _UNSAFE = re.compile(r'[\s"=\0-\x1f\x7f]')
 _CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
 _STANDARD: Final = frozenset(
@@ -53,15 +53,15 @@ _STANDARD: Final = frozenset(
 
 
 class Masker:
-    """Replaces secrets in texts: known shapes of keys, and the values it was told."""
+    """Replaces secrets in texts: known formats of keys, and registered values."""
 
     def __init__(self) -> None:
         self._values: dict[str, None] = {}
 
     def add(self, secret: Secret) -> None:
-        """Mask this value from now on; short ones are left, since they would mask plain words.
+        """Mask this value from now on, unless it is so short that it would mask plain words.
 
-        The oldest values are forgotten when there are thousands.
+        The oldest values are dropped when there are thousands.
         """
         value = secret.reveal()
         if len(value) < _LEAST_SECRET:
@@ -72,12 +72,12 @@ class Masker:
             del self._values[next(iter(self._values))]
 
     def mask(self, text: str) -> str:
-        """Return the text with stars for every secret in it."""
-        # The longest first: one may begin with another.
+        """Return the text with every secret replaced by stars."""
+        # The longest first, because one secret may begin with another.
         found = [value for value in tuple(self._values) if value in text]
         for value in sorted(found, key=len, reverse=True):
             text = text.replace(value, MASK)
-        # Looking for these is much faster than the expression, and most lines have none of them.
+        # A substring search is much faster than the regular expression, and most lines have no match.
         for part in _PARTS_OF_KEYS:
             if part in text:
                 return _KEYS.sub(MASK, text)
@@ -85,11 +85,11 @@ class Masker:
 
 
 class RepeatHandler(logging.StreamHandler[TextIO]):
-    """Writes records, and counts those that say the same as some just did.
+    """Writes records, and limits the rate of similar ones.
 
-    Alike are warnings and errors, and records with a `reason`, that have the same message, kind of
-    exception and reason but for the ids in it, whatever they are about. Of such, a few are written in each
-    minute; then one more that says how many there were beside them, and what they were about.
+    Warnings, errors, and records with a `reason` are similar if they have the same logger, level, message
+    and exception type, and the same reason except for ids in it; other fields are ignored. A few of them
+    are written in each minute, then one summary with the number of the others and their fields.
     """
 
     def __init__(self, stream: TextIO, formatter: "LineFormatter") -> None:
@@ -101,9 +101,9 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         self._repeats: dict[tuple[object, ...], _Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record or count it; what is due of others is written first.
+        """Write or count a record, after the summaries that are due.
 
-        Each gets the id of the request it was written for.
+        Sets `request_id` of the record.
         """
         record.request_id = CURRENT_REQUEST.get()
         self._write_lines()
@@ -121,7 +121,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
             repeats.add(record)
 
     def write_soon(self, level: int, logger: str, message: str, facts: dict[str, Any]) -> None:
-        """Write a line with all others of this turn of the event loop, but before any record."""
+        """Write a line in a batch at the end of this turn of the event loop, or before the next record."""
         if request_id := CURRENT_REQUEST.get():
             facts["request_id"] = request_id
         name = logging.getLevelName(level)
@@ -133,7 +133,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
             asyncio.get_running_loop().call_soon(self._write_lines)
 
     def close(self) -> None:
-        """Write how many there were of those that were only counted."""
+        """Write the pending lines and summaries."""
         self.acquire()
         try:
             self._write_lines()
@@ -145,15 +145,15 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
     def _write_lines(self) -> None:
         with self._lock:
             lines, self._lines = self._lines, []
-        # As for records: that nobody can read them is no reason to answer nobody.
+        # As in `emit`: a log that cannot be written must not fail a request.
         with contextlib.suppress(OSError, ValueError):
             if lines:
-                # To look for secrets in all at once costs little more than in one.
+                # Masking all lines at once costs little more than masking one.
                 self.stream.write(self._formatter.mask("\n".join([*lines, ""])))
                 self.flush()
 
     def _write_due(self, before: float) -> None:
-        # The oldest is first, so that what each record costs does not grow with how many are known.
+        # Sorted by age, so that the cost per record does not grow with the number of entries.
         due = itertools.takewhile(lambda one: one[1].since <= before, self._repeats.items())
         for cause, repeats in list(due):
             del self._repeats[cause]
@@ -162,7 +162,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
 
 
 class _Repeats:
-    """What was counted of one cause."""
+    """The count of similar records and their fields."""
 
     def __init__(self, *, since: float) -> None:
         self.since = since
@@ -172,7 +172,7 @@ class _Repeats:
         self._about: dict[str, dict[str, None]] = {}
 
     def add(self, record: logging.LogRecord) -> None:
-        """Count a record that is not written."""
+        """Count a record instead of writing it."""
         self.last = record
         self._count += 1
         for key, value in _facts(record).items():
@@ -184,7 +184,7 @@ class _Repeats:
                     known[str(one)] = None
 
     def summary(self) -> logging.LogRecord:
-        """Return the last of them, with how many there were and what all were about."""
+        """Return the last record, with the count and the collected fields of all."""
         made = logging.makeLogRecord(vars(self.last) if self.last else {})
         made.exc_info = made.exc_text = None
         for key, known in self._about.items():
@@ -195,7 +195,7 @@ class _Repeats:
 
 
 def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
-    """Return what repetitions have in common, or None for what is never only counted."""
+    """Return the key by which records are similar, or None for a record that is always written."""
     reason = getattr(record, "reason", None)
     if record.levelno < logging.WARNING and reason in (None, ""):
         return None
@@ -204,7 +204,7 @@ def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
 
 
 class _Entry(NamedTuple):
-    """What is logged, at a time in seconds since 1970."""
+    """The fields of a log line; `created` is in seconds since 1970."""
 
     created: float
     level: str
@@ -215,26 +215,26 @@ class _Entry(NamedTuple):
 
 
 class LineFormatter(logging.Formatter, ABC):
-    """Makes a line of a record, or of what one would say."""
+    """Formats records and entries as lines."""
 
     def __init__(self, masker: Masker) -> None:
         super().__init__()
         self._masker = masker
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Format a record, with secrets masked."""
         message, trace = _encodable(record.getMessage()), _trace(self, record)
         facts = _facts(record)
         entry = _Entry(record.created, record.levelname, record.name, message, facts, trace)
         return self.mask(self.line(entry))
 
     def mask(self, text: str) -> str:
-        """Return a text with stars for every secret in it."""
+        """Replace every secret in a text by stars."""
         return self._masker.mask(text)
 
     @abstractmethod
     def line(self, entry: _Entry) -> str:
-        """Return the line of an entry, in which secrets are still to be masked."""
+        """Format an entry; secrets are not masked yet."""
 
 
 class TextFormatter(LineFormatter):
@@ -242,12 +242,12 @@ class TextFormatter(LineFormatter):
 
     def __init__(self, masker: Masker) -> None:
         super().__init__(masker)
-        # What all lines of one second begin with.
+        # The date and time of the current second are cached for all its lines.
         self._second = -1
         self._begin = self._offset = ""
 
     def line(self, entry: _Entry) -> str:
-        """Return the line."""
+        """Format an entry as one line."""
         texts = [
             f" {key}={value if type(value) in _NUMBERS else _plain(value)}"
             for key, value in entry.facts.items()
@@ -271,7 +271,7 @@ class JsonFormatter(LineFormatter):
     """One JSON object a line, for machines."""
 
     def line(self, entry: _Entry) -> str:
-        """Return the line."""
+        """Format an entry as one JSON object."""
         line: dict[str, Any] = {
             "at": to_stored(datetime.fromtimestamp(entry.created, UTC)),
             "level": entry.level.lower(),
@@ -286,9 +286,9 @@ class JsonFormatter(LineFormatter):
 
 
 def configure(level: str, format: str, *, stream: TextIO | None = None) -> Masker:  # noqa: A002
-    """Send every log line to standard error, or to `stream`, and return what masks secrets in it.
+    """Log to standard error, or to `stream`, and return the masker of its lines.
 
-    Called once, before anything is logged; a second call replaces the first.
+    Call it once, before anything is logged; a second call replaces the first.
     """
     masker = Masker()
     formatter = JsonFormatter(masker) if format == "json" else TextFormatter(masker)
@@ -299,7 +299,7 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
     root.addHandler(handler)
     root.setLevel(level.upper())
     for name in _QUIET:
-        # At the debug level these write requests with their values.
+        # At debug level these log requests with their values.
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
     return masker
@@ -312,7 +312,7 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def write_fast(logger: logging.Logger, level: int, message: str, facts: dict[str, Any]) -> None:
-    """Do what `logger.log` does, for less where `configure` alone says who gets lines."""
+    """Log like `logger.log`, at a lower cost if the handler of `configure` is the only one."""
     if not logger.isEnabledFor(level):
         return
     handlers = logging.root.handlers
@@ -340,10 +340,10 @@ def _plain(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text with control characters written out, so that no caller can forge a line."""
+    """Escape control characters, so that no caller can forge a line."""
     if text.isprintable():
         return text
-    # A codec would be a file to open, and this may have to tell that none can be.
+    # A codec may have to be imported, and this may be about having no file descriptors left.
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 

@@ -1,6 +1,6 @@
 """Reads the docstrings of fields, settings and enum members from the source.
 
-Python keeps no such docstrings at run time, so they cost a server nothing until they are asked for.
+Python does not keep them at run time, so they cost a server nothing until they are needed.
 """
 
 import ast
@@ -19,15 +19,15 @@ type Texts = dict[str, str]
 
 
 class MemberDocs:
-    """The docstrings of the members of classes; reads each module once."""
+    """Docstrings of the members of classes; parses each module once."""
 
     def __init__(self, shared: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Take the texts of fields that mean the same wherever they are, by their names."""
+        """Take default texts for fields that mean the same in every struct, by field name."""
         self._shared = shared
         self._modules: dict[str, dict[str, Texts]] = {}
 
     def fields(self, kind: Any) -> Texts:
-        """Return the text of each field of a struct by its name in JSON; inherited ones count."""
+        """Return the docstring of each field of a struct by its name in JSON, also of inherited ones."""
         own: Texts = {}
         for parent in reversed(getattr(kind, "__origin__", kind).__mro__):
             if issubclass(parent, msgspec.Struct) and parent is not msgspec.Struct:
@@ -39,7 +39,7 @@ class MemberDocs:
         return {name: text for name, text in found.items() if text}
 
     def values(self, kind: type[Enum]) -> str:
-        """Return a list in Markdown of what the values of an enum mean, as far as it says so."""
+        """Return a Markdown list of the documented values of an enum."""
         texts = self.members(kind)
         return "\n".join(
             f"- `{member.value}`: {texts[name]}"
@@ -48,7 +48,7 @@ class MemberDocs:
         )
 
     def members(self, kind: type) -> Texts:
-        """Return the text of each member of a class, by its Python name."""
+        """Return the docstring of each member of a class by its Python name."""
         name = kind.__module__
         if name not in self._modules:
             self._modules[name] = dict(_classes(ast.parse(_source_of(name)), ""))
@@ -56,7 +56,7 @@ class MemberDocs:
 
 
 def _source_of(module: str) -> str:
-    # What the interpreter itself reads source with, such as `inspect`, keeps all it has read.
+    # Not by `inspect`, whose line cache keeps every file in memory.
     file = sys.modules[module].__file__
     return Path(file).read_text() if file else ""
 

@@ -1,20 +1,20 @@
-"""Raises the limit of open files for the server, and knows the one it was started with."""
+"""Raises the limit of open files of the server, and records the initial limit."""
 
 import resource
 from typing import Final
 
 MAX_OPEN_FILES: Final = 65536
-"""How many a server may have open, where its machine lets it."""
+"""The limit that a server raises itself to, if it may."""
 
 INITIAL_OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""How many a process could have open here when this was imported, before `raise_open_files`.
+"""The limit of this process at import, before `raise_open_files`.
 
-Sandboxes are given that: what watches files by `select` can have no more than 1024.
+Sandboxes get this limit, because programs that use `select` support at most 1024 descriptors.
 """
 
 
 def raise_open_files() -> int:
-    """Let this process have as many open as it may, and return how many that is."""
+    """Raise the limit of this process as far as allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""Files that only their owner can read, from the moment they are there."""
+"""Files that only their owner can read, from the moment they are created."""
 
 import contextlib
 import os
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def create_private(file: Path) -> int:
-    """Return a descriptor of a new file that nobody else can read at any moment; raises OSError."""
+    """Create a file with mode 0600 and return its descriptor; raises OSError, also if it exists."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(file, flags, 0o600)
 
 
 def replace_private(file: Path, text: str) -> None:
-    """Write such a file in place of what was there, whole or not at all; raises OSError."""
+    """Write a private file atomically in place of an old one; raises OSError."""
     draft = file.with_name(f"{file.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(create_private(draft), "w", encoding="utf-8") as opened:
@@ -20,13 +20,13 @@ def replace_private(file: Path, text: str) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     draft.replace(file)
-    # Not every file system can do that with a directory.
+    # Some file systems cannot flush a directory.
     with contextlib.suppress(OSError):
         flush(file.parent)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk; raises OSError."""
+    """Flush a file, or the entries of a directory, to disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Known vulnerabilities of the Python that runs this server, where they matter to what it does.
+"""Known vulnerabilities of Python versions that affect this server or its plugins.
 
-What the server no longer uses is not here: it reads tar files by itself (`storage.tar_reader`), and knows
-public addresses by itself (`plugin.egress.addresses`).
+Vulnerabilities in modules that the server does not use are omitted: it has its own tar reader
+(`storage.tar_reader`) and its own classification of addresses (`plugin.egress.addresses`).
 """
 
 import sys
@@ -13,7 +13,7 @@ type Version = tuple[int, int, int]
 
 
 class Vulnerability(Struct, frozen=True, kw_only=True):
-    """A vulnerability, the first version of each series without it, and why it matters here."""
+    """A vulnerability, the first fixed version of each series, and its effect here."""
 
     cve: str
     fixed: Mapping[tuple[int, int], Version]
@@ -31,6 +31,6 @@ VULNERABILITIES = (
 
 
 def known_vulnerabilities(version: Version | None = None) -> list[Vulnerability]:
-    """Return the vulnerabilities of a version of Python, by default of the one that runs this."""
+    """Return the vulnerabilities of a version of Python, by default of the running one."""
     at: Version = version or sys.version_info[:3]
     return [one for one in VULNERABILITIES if at < one.fixed.get(at[:2], at)]

@@ -1,7 +1,7 @@
 """Named background tasks and loops: start, watch, restart with back-off, stop.
 
-Nothing else starts a background task of the server, but `storage.database` for its own transactions and
-`plugin.helpers.LongTasks` for backends. What a task does is decided by whoever starts it.
+No other module starts background tasks, except `storage.database` for its own transactions and
+`plugin.helpers.LongTasks` for backends.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from agentsvc.base.errors import AgentsvcError
 log = logging.getLogger(__name__)
 
 LONGEST_BACK_OFF_SECONDS: Final = 60.0
-"""What the wait of a failing loop doubles up to; loops slower than this keep their own pace."""
+"""The maximum wait of a failing loop; loops with a longer interval keep that."""
 
 _SHORTEST_BACK_OFF_SECONDS: Final = 0.01
 
 
 class Supervisor:
-    """Owns every background task of one app, by name."""
+    """Owns every background task of an app, by name."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -29,9 +29,9 @@ class Supervisor:
         self._is_stopping = False
 
     def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a one-shot task; a name that already runs is left alone.
+        """Start a one-shot task, unless one of that name is running.
 
-        A failure is logged with the name and goes no further. After `stop` nothing is started.
+        An exception is logged with the name and not propagated. No-op after `stop`.
         """
         if self.is_running(name):
             return
@@ -45,8 +45,8 @@ class Supervisor:
     def loop(self, name: str, body: Callable[[], Awaitable[None]], *, every_seconds: float) -> None:
         """Run the body now and again after each wait, until `stop`.
 
-        A failure is logged with the name; the waits then double, up to 60 seconds, until the
-        body succeeds. A name that already runs is left alone.
+        An exception is logged with the name; the waits then double, up to 60 seconds, until the
+        body succeeds. No-op if a task of that name is running.
         """
 
         async def counted() -> bool:
@@ -57,18 +57,18 @@ class Supervisor:
         self.spawn(name, lambda: _repeat(counted, every_seconds))
 
     def loop_failures(self) -> dict[str, int]:
-        """Return how often in a row each loop has failed, 0 for one whose last run was good."""
+        """Return the number of consecutive failures of each loop."""
         return dict(self._failures)
 
     def is_running(self, name: str) -> bool:
-        """Tell whether a task of this name has started and not ended."""
+        """Return whether a task of this name was started and has not ended."""
         task = self._tasks.get(name)
         return task is not None and not task.done()
 
     async def join(self, name: str) -> None:
         """Wait until the task of this name has ended; return at once if there is none.
 
-        How it ended does not matter here, and cancelling the wait leaves the task alone.
+        Its exceptions are ignored, and cancelling the wait does not cancel the task.
         """
         if task := self._tasks.get(name):
             await asyncio.wait([task])
@@ -76,7 +76,7 @@ class Supervisor:
     async def stop(self, grace_seconds: float) -> list[str]:
         """Cancel every task, wait for them, and return the names of those that did not stop.
 
-        Safe to call twice.
+        Idempotent.
         """
         self._is_stopping = True
         tasks = dict(self._tasks)
@@ -90,7 +90,7 @@ class Supervisor:
         return left
 
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
-        # A new task of this name may have been started since this one ended.
+        # A new task of this name may have been started meanwhile.
         if self._tasks.get(name) is ended:
             del self._tasks[name]
 
@@ -105,7 +105,7 @@ async def _guard(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> No
 
 
 def _tell(what: str, name: str, error: AgentsvcError) -> None:
-    """Log a failure that names its cause: where it was raised would say no more."""
+    """Log an expected error by its reason; a traceback would add nothing."""
     log.error(what, extra={"task": name, "reason": error.log_text})
 
 
@@ -118,20 +118,20 @@ async def _repeat(succeeds: Callable[[], Awaitable[bool]], every_seconds: float)
 
 
 async def wait_within(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, or for so long."""
+    """Wait for an event, at most so many seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 def back_off(wait_seconds: float, every_seconds: float) -> float:
-    """Return how long a loop waits after a failure, given how long it waited before it."""
+    """Return the wait of a loop after a failure, from its previous wait."""
     longest = max(LONGEST_BACK_OFF_SECONDS, every_seconds)
     return min(longest, max(wait_seconds * 2, _SHORTEST_BACK_OFF_SECONDS))
 
 
 def is_cancelled() -> bool:
-    """Whether somebody cancels the task that asks, and not only something it waited for."""
+    """Return whether the current task itself is being cancelled, not only something it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -140,8 +140,8 @@ async def _succeeds(name: str, body: Callable[[], Awaitable[None]]) -> bool:
     try:
         await body()
     except asyncio.CancelledError:
-        # A body may also leak the cancellation of something it waited for; that is a failure
-        # like any other, unless it is this loop that somebody cancels.
+        # A body may leak the CancelledError of something it awaited; that counts as a failure, unless
+        # the loop itself is being cancelled.
         if is_cancelled():
             raise
         log.warning("background loop cancelled itself, restarting it", extra={"task": name})

@@ -1,4 +1,4 @@
-"""Limits what each caller may do in a minute; the callers not seen for longest are forgotten."""
+"""Rate limits per caller and minute (token buckets); the least recently seen callers are evicted."""
 
 from collections import OrderedDict
 from typing import Final
@@ -10,7 +10,7 @@ _MAX_CALLERS: Final = 10_000
 
 
 class Throttle:
-    """A limit for each caller and minute, of which `at_once`, else all, may come together; 0 is no limit."""
+    """A rate limit per caller; bursts of up to `at_once`, by default `per_minute`; 0 is no limit."""
 
     def __init__(self, per_minute: int, *, at_once: int | None = None) -> None:
         self._at_once = per_minute if at_once is None else at_once
@@ -18,14 +18,14 @@ class Throttle:
         self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
 
     def admits(self, caller: object) -> bool:
-        """Take one if it may be had now, and return whether it was."""
+        """Take one token if there is one, and return whether it was taken."""
         return self.reserve(caller, 1, max_wait_seconds=0)[1]
 
     def reserve(self, caller: object, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
-        """Take so much ahead; return in how many seconds it may be had, and whether it was taken.
+        """Take tokens in advance; return the seconds until they are available, and whether they were taken.
 
-        It was not if that takes too long. However much it is, it is taken from whoever has not had
-        anything for a while.
+        They are not taken if the wait exceeds `max_wait_seconds`, unless the caller's bucket is full: then
+        any number is granted.
         """
         if not self._rate or not count:
             return 0.0, True
@@ -40,9 +40,9 @@ class Throttle:
         return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
 
     def left_to(self, caller: object) -> tuple[float, float]:
-        """Return what was left to a caller who has just asked, and in how many seconds all will be.
+        """Return the tokens left to a caller, and the seconds until its bucket is full.
 
-        Raises KeyError for one who has not asked, as everybody does where there is no limit.
+        Raises KeyError for a caller that has taken none, or if there is no limit.
         """
         left, _ = self._left[caller]
         return left, (self._at_once - left) / self._rate

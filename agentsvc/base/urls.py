@@ -1,4 +1,4 @@
-"""The URLs that clients may send, as patterns that the description of the API states, too."""
+"""Patterns of the URLs that clients may send; the OpenAPI description has them, too."""
 
 from typing import Final
 
@@ -15,12 +15,12 @@ _PLAIN: Final = rf"(?i:https?)://{_HOST}(?::{_PORT})?"
 _REST: Final = "(?:[/?#][!-~]*)?"
 
 HTTP_URL: Final = rf"(?i:https?)://{_USER}{_HOST}(?::{_PORT})?{_REST}"
-"""Where a language model can be."""
+"""The URL of a language model."""
 TOOL_SERVER_URL: Final = rf"(?i:https?|wss?)://{_USER}{_HOST}(?::{_PORT})?{_REST}"
-"""Where a tool server can be."""
+"""The URL of a tool server."""
 WEBHOOK_URL: Final = rf'{_PLAIN}(?:[/?][!"$-\[\]-~]*)?'
-"""Where a webhook can be delivered to: no user name or password, no fragment."""
+"""The URL of a webhook: no user name or password, no fragment."""
 CLONE_URL: Final = rf"{_PLAIN}/[!-\[\]-~]+"
-"""Where a repository can be cloned from."""
+"""The URL of a repository to clone."""
 GIT_HOST: Final = rf"(?:(?i:https?)://)?{_HOST}(?::{_PORT})?(?:/(?!.*://)[!\"$->@-\[\]-~]*)?"
-"""Where a git hosting service can be, by a name or a URL."""
+"""The name or URL of a git hosting service."""

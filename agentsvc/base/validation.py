@@ -1,8 +1,8 @@
 """Validation errors: every invalid field of a decoded value, its location, and the allowed values.
 
-Decoders stop at the first such part. So once one has refused a value, and only then, the value is
-looked through along its type, and this module words what is wrong: in the names that JSON has for
-types, with bounds and allowed values, and without anything of the language the server is written in.
+Decoders stop at the first invalid field. So only after a decoder has rejected a value, the value is
+traversed along its type, and all problems are described: with JSON's names of types, with bounds and
+allowed values, and without Python's terms.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ type Loc = tuple[str | int, ...]
 type DecHook = Callable[[type, Any], Any]
 
 _MAX_LOOKS: Final = 4_000
-"""How many values are looked at; a client that sends more wrong ones learns of the first ones."""
+"""The maximum number of visited values; further problems are not reported."""
 
 _DEEPEST: Final = 60
-"""How deep values are looked at, which is deeper than any type that is not recursive."""
+"""The maximum depth of visited values, deeper than any type that is not recursive."""
 
 _MAX_VALUES: Final = 100
-"""How many allowed values a message names."""
+"""The maximum number of allowed values in a message."""
 
 _MAX_IN_TEXT: Final = 10
-"""How many problems one line names."""
+"""The maximum number of problems in one line."""
 
 _WORDS: Final = "words"
 _CHECK: Final = "check"
@@ -55,7 +55,7 @@ _NAMES: Final[dict[type, str]] = {
     float: "number",
     types.NoneType: "null",
 }
-"""What JSON calls values of these types; everything else is a string there."""
+"""JSON's names of Python types; every other type is a string in JSON."""
 
 _KINDS: Final = {
     "object": "dict_type",
@@ -66,7 +66,7 @@ _KINDS: Final = {
     "number": "float_type",
     "null": "none_required",
 }
-"""The types of problems, as published clients know them, by the type that was expected."""
+"""The types of problems, as published clients know them, by the expected type."""
 
 _BOUNDS: Final = {
     "ge": "greater_than_equal",
@@ -83,56 +83,56 @@ _OTHER_BOUNDS: Final = {
     "lt": "less than",
     "multiple_of": "that is a multiple of",
 }
-"""How bounds are told that are no range."""
+"""The words for bounds that are not part of a range."""
 _ALL: Final = (Any, msgspec.Raw)
-"""The types that take every value."""
+"""The types that accept every value."""
 
 _UNITS: Final = {"string": "characters", "array": "items", "object": "members"}
 
 
-# What types say beside what msgspec knows
+# Annotations of types beyond msgspec's own
 
 
 def matching(
     pattern: str, words: str, *, min_length: int | None = None, max_length: int | None = None
 ) -> Meta:
-    """Return what makes texts match a pattern; the words follow "Expected `string`" in messages."""
+    """Return a constraint by a pattern; messages have the words after "Expected `string`"."""
     extra = {_WORDS: words}
     return Meta(pattern=pattern, extra=extra, min_length=min_length, max_length=max_length)
 
 
 def checked_by(check: Callable[..., object]) -> Meta:
-    """Return what says of a value of any type how it is read later.
+    """Return an annotation with a check that is applied to the decoded value.
 
     The check gets the decoded value and its location as `loc`, and raises InvalidRequest. It is
-    asked where another part of the same body does not fit, so that both are told at once.
+    also called if another part of the body is invalid, so that both are reported at once.
     """
     return Meta(extra={_CHECK: check})
 
 
-# What other modules ask
+# Functions for other modules
 
 
 class Problems:
-    """What is wrong in several parts of a value that are read one by one."""
+    """Collects the problems of several parts of a value that are validated one by one."""
 
     def __init__(self) -> None:
         self._found: list[Problem] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note what is raised in here, and go on."""
+        """Collect an InvalidRequest that the body raises, and continue."""
         try:
             yield
         except InvalidRequest as exc:
             self._found += exc.problems
 
     def note(self, text: str, *, loc: Sequence[str | int]) -> None:
-        """Note one problem."""
+        """Add one problem."""
         self._found.append(Problem(type="value_error", loc=tuple(loc), msg=text))
 
     def refuse(self) -> None:
-        """Raise InvalidRequest if anything was noted."""
+        """Raise InvalidRequest if there is any problem."""
         if self._found:
             raise InvalidRequest.of(self._found)
 
@@ -145,9 +145,9 @@ def convert[T](
     strict: bool = True,
     dec_hook: DecHook | None = None,
 ) -> T:
-    """Return decoded JSON as a type; raises InvalidRequest that names all that does not fit.
+    """Convert decoded JSON to a type; raises InvalidRequest with all problems.
 
-    What is not `strict` takes texts for numbers and the like, as in a query.
+    Unless `strict`, texts are accepted for numbers and the like, as in a query.
     """
     try:
         return msgspec.convert(raw, kind, strict=strict, dec_hook=dec_hook)
@@ -163,7 +163,7 @@ def refusal(
     strict: bool = True,
     dec_hook: DecHook | None = None,
 ) -> InvalidRequest:
-    """Return the error that names all that does not fit in a value which a decoder has refused."""
+    """Return the error with all problems of a value that a decoder has rejected."""
     search = _Search(strict=strict, dec_hook=dec_hook)
     search.check(value, kind, tuple(loc))
     if not search.problems:
@@ -172,7 +172,7 @@ def refusal(
 
 
 def in_text(error: InvalidRequest) -> str:
-    """Return what is wrong on one line, for answers that have no list of it."""
+    """Return the problems on one line, for responses without a list of them."""
     texts = (
         f"{'.'.join(str(step) for step in one.loc if step != 'body')}: {one.msg}".removeprefix(": ")
         for one in error.problems[:_MAX_IN_TEXT]
@@ -181,18 +181,18 @@ def in_text(error: InvalidRequest) -> str:
     return "; ".join(texts) + (f"; and {left_out} more" if left_out > 0 else "")
 
 
-# How a value is looked through
+# Traversal of a value
 
 
 class _Option(NamedTuple):
-    """One of the types that a value may be of, with what bounds it."""
+    """One of the types that a value may have, with its constraints."""
 
     kind: Any
     metas: tuple[Meta, ...]
 
 
 class _Search:
-    """Looks through one value."""
+    """Collects the problems of one value."""
 
     def __init__(self, *, strict: bool, dec_hook: DecHook | None) -> None:
         self.problems: list[Problem] = []
@@ -202,7 +202,7 @@ class _Search:
         self._looks = 0
 
     def check(self, value: Any, kind: Any, loc: Loc) -> None:
-        """Find what does not fit in a value and in what is inside of it."""
+        """Collect the problems of a value and of its members."""
         self._looks += 1
         if self._looks > _MAX_LOOKS or len(loc) > _DEEPEST:
             self.is_all = False
@@ -238,7 +238,7 @@ class _Search:
             self._check_members(value, kind, loc)
 
     def _chosen(self, value: dict[str, Any], kinds: list[Any], loc: Loc) -> list[Any]:
-        """Return the struct that a tag names, none if it names none of them."""
+        """Return the struct that the tag selects; empty if the tag is missing or unknown."""
         tags = {kind.__struct_config__.tag: kind for kind in kinds}
         name = kinds[0].__struct_config__.tag_field
         tag = value.get(name)
@@ -322,7 +322,7 @@ class _Search:
         return name == _name(kind) or (name == "integer" and kind is float)
 
     def _is_text(self, value: Any) -> bool:
-        """Whether a value may stand for what is no text, as in a query."""
+        """Return whether a text may represent another type, as in a query."""
         return not self._strict and isinstance(value, str)
 
     def _fits(self, value: Any, kind: Any) -> bool:
@@ -349,11 +349,11 @@ class _Search:
         self.problems.append(Problem(type=kind, loc=loc, msg=text))
 
 
-# What types are
+# Inspection of types
 
 
 def _options(kind: Any, metas: tuple[Meta, ...] = ()) -> Iterator[_Option]:
-    """Yield every type that a value may be of; not to be sent at all is none."""
+    """Yield every type that a value may have, except UNSET."""
     if isinstance(kind, TypeAliasType):
         yield from _options(kind.__value__, metas)
     elif get_origin(kind) is Annotated:
@@ -388,7 +388,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _name(kind: Any) -> str:
-    """Return what JSON calls the values of a type."""
+    """Return JSON's name of a type."""
     if _is_struct(kind):
         return "object"
     allowed = _allowed(kind)
@@ -397,7 +397,7 @@ def _name(kind: Any) -> str:
 
 
 def _allowed(kind: Any) -> tuple[Any, ...]:
-    """Return the values of an enum or of literals, nothing for another type."""
+    """Return the values of an enum or of literals; empty for other types."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -413,11 +413,11 @@ def _bounds(option: _Option) -> Iterator[tuple[str, Any]]:
                 yield name, bound
 
 
-# How it is said
+# Messages
 
 
 def _wrong_type(value: Any, options: list[_Option], *, is_text: bool) -> tuple[str, str]:
-    """Return the type of a problem and what is said; texts of a query have no type to name."""
+    """Return the type and the message of a problem; a query's text has no type to name."""
     expected = next((one.kind for one in options if one.kind is not types.NoneType), None)
     kind = "enum" if _allowed(expected) else _KINDS[_name(expected)]
     text = _expected(options, is_whole=False)
@@ -425,7 +425,7 @@ def _wrong_type(value: Any, options: list[_Option], *, is_text: bool) -> tuple[s
 
 
 def _expected(options: list[_Option], *, is_whole: bool = True) -> str:
-    """Say what may be sent; with its bounds, if that is all that is wrong."""
+    """Describe the valid values; with their bounds unless only the type is wrong."""
     words: list[str] = []
     null = ["`null`"] if any(option.kind is types.NoneType for option in options) else []
     for option in options:
@@ -434,7 +434,7 @@ def _expected(options: list[_Option], *, is_whole: bool = True) -> str:
             words.append(f"one of {_listed(allowed)}")
         elif option.kind is not types.NoneType:
             words.append(f"`{_name(option.kind)}`{_bounded(option) if is_whole else ''}")
-    # What bounds a text is said last, so that it is clear what it is said of.
+    # The constraints of a text come last, so that it is clear what they apply to.
     words = [*null, *words] if is_whole else [*words, *null]
     return f"Expected {' or '.join(dict.fromkeys(words))}"
 
@@ -446,7 +446,7 @@ def _listed(values: tuple[Any, ...]) -> str:
 
 
 def _bounded(option: _Option) -> str:
-    """Say what bounds the values of a type."""
+    """Describe the constraints of a type."""
     bounds = dict(_bounds(option))
     unit = _UNITS.get(_name(option.kind), "")
     if unit:

@@ -1,7 +1,7 @@
-"""Ids, UTC time, secrets and page cursors: the small values every module shares.
+"""Ids, UTC time, secrets and page cursors: small values that every module shares.
 
-Imports the standard library and msgspec only. It is the one place that asks the system for a
-clock or for randomness.
+Imports the standard library, msgspec and `errors` only. No other module reads the clock or
+generates random values.
 """
 
 import base64
@@ -24,22 +24,22 @@ MAX_INT: Final = 2**63 - 1
 """The largest integer SQLite stores."""
 
 MASK: Final = "**********"
-"""What is shown in place of a secret; sent back, it stands for the stored one."""
+"""Shown in place of a secret; if a client sends it back, the stored secret is kept."""
 
 _FIXED: Final = 0x4000_8000_0000_0000_0000
 _NOT_FIXED: Final = ~0xF000_C000_0000_0000_0000
-"""The bits of a UUID that say which kind it is, and the others."""
+"""The version and variant bits of a UUID (4 and 1), and the mask of all other bits."""
 _ID = re.compile(r"\A[0-9a-f]{32}\Z")
 _SANDBOX_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 NO_CONTROL: Final = r"\A[^\0-\x1f\x7f]*\Z"
-"""A text without control characters, as a pattern."""
+"""The pattern of a text without control characters."""
 _LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Secret:
-    """A string that shows as stars everywhere but where it is deliberately revealed."""
+    """A string that prints as stars unless it is deliberately revealed."""
 
     __slots__ = ("_value",)
 
@@ -47,7 +47,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the value; call it only where the value leaves for its destination."""
+        """Return the value; call it only to send or to store it."""
         return self._value
 
     def __bool__(self) -> bool:
@@ -69,24 +69,24 @@ class Secret:
 
 
 def without_secrets(text: str, known: Iterable[Secret]) -> str:
-    """Return a text with stars for each of these secrets in it."""
-    # The longest first: one may begin with another.
+    """Return a text with these secrets replaced by stars."""
+    # The longest first, because one secret may begin with another.
     for value in sorted({one.reveal() for one in known if one}, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
 
 
 def stated(**schema: object) -> msgspec.Meta:
-    """Return what the description says of a value beyond its type, where a later check holds it."""
+    """Return extra JSON schema for a value that is validated later than by its type."""
     return msgspec.Meta(extra_json_schema=schema)
 
 
 type SentSecret = Annotated[
     str, msgspec.Meta(extra_json_schema={"format": "password", "writeOnly": True})
 ]
-"""A secret on the wire that clients send and never read."""
+"""A secret in a request, which clients cannot read back."""
 type ShownSecret = Annotated[str, msgspec.Meta(extra_json_schema={"format": "password"})]
-"""A secret on the wire that clients read, such as a key when it is made."""
+"""A secret in a response, such as a newly created key."""
 
 
 def now() -> datetime:
@@ -95,13 +95,13 @@ def now() -> datetime:
 
 
 def copy_to[T: msgspec.Struct](kind: type[T], source: Any, /, **given: Any) -> T:
-    """Return a struct with what a source calls as its fields are called; what is given counts instead."""
+    """Return a struct with the attributes of `source` that its fields name; `given` takes precedence."""
     names = [name for name in kind.__struct_fields__ if name not in given and hasattr(source, name)]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
 
 def view_of[T: msgspec.Struct](kind: type[T], record: Any, /, **given: Any) -> T:
-    """Return the same of a record for clients, who get its times as texts."""
+    """Return a struct for clients, as `copy_to` does, with times as texts."""
     names = [name for name in kind.__struct_fields__ if name not in given and hasattr(record, name)]
     shown = {name: getattr(record, name) for name in names}
     texts = {name: to_stored(it) for name, it in shown.items() if isinstance(it, datetime)}
@@ -109,7 +109,7 @@ def view_of[T: msgspec.Struct](kind: type[T], record: Any, /, **given: Any) -> T
 
 
 def decoder_of[T](kind: type[T] | msgspec.json.Decoder[T]) -> msgspec.json.Decoder[T]:
-    """Return the decoder of a type, which is made once, or the one that is given."""
+    """Return the cached decoder of a type; a decoder is returned as it is."""
     if isinstance(kind, msgspec.json.Decoder):
         return kind
     if kind not in _decoders:
@@ -120,7 +120,7 @@ def decoder_of[T](kind: type[T] | msgspec.json.Decoder[T]) -> msgspec.json.Decod
 def decode_or_none[T](
     body: bytes | msgspec.Raw, kind: type[T] | msgspec.json.Decoder[T]
 ) -> T | None:
-    """Return JSON as a type, or None where it is none, or does not fit."""
+    """Decode JSON as a type; return None if it is malformed or does not match."""
     try:
         return decoder_of(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -131,14 +131,14 @@ _decoders: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 
 def monotonic() -> float:
-    """Return seconds on a clock that never goes back; only differences mean something."""
+    """Return the seconds of a clock that never goes back; only differences have a meaning."""
     return time.monotonic()
 
 
 def steady_now() -> datetime:
-    """Return the moment that it is by the clock of when the process began, however that was put since.
+    """Return the time by the system clock at process start, ignoring later changes of that clock.
 
-    For deadlines that are set anew when the process is.
+    For deadlines that are set again when the process restarts.
     """
     return _CLOCK_ZERO + timedelta(seconds=time.monotonic())
 
@@ -147,39 +147,39 @@ _CLOCK_ZERO: Final = now() - timedelta(seconds=time.monotonic())
 
 
 def new_id() -> str:
-    """Return a fresh random id of 32 hex digits."""
-    # What `uuid.uuid4().hex` is, without the object: version 4, variant 1.
+    """Return a random id of 32 hex digits."""
+    # The same as `uuid.uuid4().hex`, without creating an object: version 4, variant 1.
     number = int.from_bytes(os.urandom(16)) & _NOT_FIXED | _FIXED
     return f"{number:032x}"
 
 
 def new_key(prefix: str = "") -> Secret:
-    """Return a fresh random key of 43 URL-safe characters behind the prefix."""
+    """Return a random key: the prefix and 43 URL-safe characters."""
     return Secret(prefix + secrets.token_urlsafe(32))
 
 
 def new_code(length: int) -> str:
-    """Return a fresh random code that people can read to each other: no vowels, no look-alikes."""
+    """Return a random code that people can read out: no vowels, no look-alikes."""
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 def new_bytes(count: int) -> bytes:
-    """Return that many fresh random bytes."""
+    """Return random bytes."""
     return secrets.token_bytes(count)
 
 
 def spread(least: float) -> float:
-    """Return a random number from the least to twice that."""
+    """Return a random number between `least` and twice that."""
     return least * (1 + secrets.randbelow(1_000_000) / 1_000_000)
 
 
 def short_id() -> str:
-    """Return a fresh random id of 22 base62 characters."""
+    """Return a random id of 22 base62 characters."""
     return "".join(secrets.choice(_BASE62) for _ in range(22))
 
 
 def is_sandbox_id(text: str) -> bool:
-    """Return whether a text can be the id of a sandbox, and so name a file of its own."""
+    """Return whether a text can be a sandbox id, which is also safe as a file name."""
     return _SANDBOX_ID.fullmatch(text) is not None
 
 
@@ -202,7 +202,7 @@ def dashed(hex_id: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Return whether an ASCII control character is in a text, line breaks and tabs among them."""
+    """Return whether a text contains an ASCII control character, such as a line break or a tab."""
     return _CONTROL.search(text) is not None
 
 
@@ -212,29 +212,29 @@ def sha256(text: str) -> str:
 
 
 def to_stored(moment: datetime) -> str:
-    """Return the form times have in the database: UTC, microseconds, `Z`; sorts as text."""
-    # strftime would leave out the zeros of a year before 1000.
+    """Format a time as stored in the database: UTC, microseconds, `Z`; sorts as text."""
+    # strftime would omit the leading zeros of years before 1000.
     moment = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     return moment.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def stored_or_none(moment: datetime | None) -> str | None:
-    """Return the same for a time that there may be none of."""
+    """Format a time as `to_stored` does; None stays None."""
     return None if moment is None else to_stored(moment)
 
 
 def from_stored(text: str) -> datetime:
-    """Return the aware UTC datetime of a stored text."""
+    """Parse a stored time as an aware UTC datetime."""
     return datetime.fromisoformat(text)
 
 
 def moment_or_none(text: str | None) -> datetime | None:
-    """Return the same of a text that there may be none of."""
+    """Parse a stored time; None stays None."""
     return None if text is None else from_stored(text)
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return the moment an ISO 8601 text names, naive taken as UTC, or None if it names none."""
+    """Parse an ISO 8601 time, naive taken as UTC; return None if it is malformed."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -243,13 +243,13 @@ def parse_time(text: str) -> datetime | None:
 
 
 def encode_cursor(*parts: str | int) -> str:
-    """Return an opaque page id that carries the key of the last item of a page."""
+    """Return an opaque page id with the key of the last item of a page."""
     raw = msgspec.json.encode(list(parts))
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def decode_cursor(page_id: str, *shape: type) -> tuple[Any, ...]:
-    """Return the parts of a page id; raises InvalidRequest unless they have the given types."""
+    """Parse a page id; raises InvalidRequest unless its parts have the given types."""
     try:
         raw = base64.b64decode(page_id + "=" * (-len(page_id) % 4), altchars=b"-_", validate=True)
         parts = msgspec.json.decode(raw, type=list[str | int])
