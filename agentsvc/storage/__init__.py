@@ -1,6 +1,6 @@
 """Durable storage: the SQLite database, its migrations, the vault for secrets.
 
-Begin with `database`. The SQL of a table stands with the package that owns it. Imports `base` and
+Begin with `database`. The SQL for a table is in the package that owns it. Imports `base` and
 `config`.
 """
 

@@ -1,7 +1,7 @@
-"""Connections to the one SQLite file, and transactions on them.
+"""Connections to the SQLite file, and transactions on them.
 
-With `agentsvc.storage.database_file` the only module that opens a database. The SQL of a domain is in
-that domain: in one module where several ask, else where it is asked.
+Only this module and `agentsvc.storage.database_file` open a database. SQL is in the package that owns the
+table: in one module if several need it, otherwise next to its caller.
 """
 
 import asyncio
@@ -48,28 +48,28 @@ log = logging.getLogger(__name__)
 
 _READERS = 3
 _STEPS = 1000
-"""Instructions of SQLite's between two looks at a query: some twenty microseconds."""
+"""SQLite instructions between two calls of the progress handler: some twenty microseconds."""
 _MAX_LOOKS = 50
-"""How long a query may keep the event loop, in such looks: about one millisecond.
+"""How many of these calls a query may take on the event loop: about one millisecond.
 
-It is no time on the clock, since on a busy machine all take longer, and a thread does not help then.
+Not a wall-clock limit, because on a busy machine everything takes longer, and a thread does not help.
 """
 _MAX_CPU_SECONDS = 0.02
-"""How much of a processor it may take all the same: an instruction may look through a long text."""
+"""The CPU time limit of a query as well, because one instruction may scan a long text."""
 _SLOW_SECONDS = 10.0
-"""How long a statement that took longer is not tried on the event loop again."""
+"""How long a slow statement is run in a thread at once, before the event loop is tried again."""
 _LARGEST_BATCH = 64
 
 
 class _Connection(Protocol):
-    """Does what it is given with a connection of SQLite."""
+    """Runs functions with a SQLite connection."""
 
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what the work returns."""
+        """Return the result of `work`."""
 
 
 class _WriterThread:
-    """The connection that writes, in a thread of its own, which does one thing after the other."""
+    """The writing connection, in a thread of its own, which runs one call after the other."""
 
     def __init__(self, thread: ThreadPoolExecutor, raw: sqlite3.Connection) -> None:
         self._thread = thread
@@ -82,7 +82,7 @@ class _WriterThread:
         return cls(thread, await loop.run_in_executor(thread, connect_writer, path, busy_seconds))
 
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
-        # What is begun is done in order even if nobody waits for it any more.
+        # A call that was started runs to its end, in order, even if its caller is cancelled.
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(self._thread, work, self._raw))
 
@@ -92,7 +92,7 @@ class _WriterThread:
 
 
 class _InlineConnection:
-    """A connection of the thread that uses it."""
+    """A connection that is used in the caller's thread."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._raw = raw
@@ -102,7 +102,7 @@ class _InlineConnection:
 
 
 class Reader(Queryable):
-    """Queries in one snapshot of the database."""
+    """Runs queries in one snapshot of the database."""
 
     def __init__(self, fetch: Callable[[str, Params], Awaitable[Iterable[Row]]]) -> None:
         self._fetch = fetch
@@ -113,17 +113,17 @@ class Reader(Queryable):
 
 
 class _Done[T](NamedTuple):
-    """What a body has returned, be it None."""
+    """The result of a body, which may be None."""
 
     result: T
 
 
 class _Readers:
-    """Connections that only read: one of the event loop, and some with threads of their own.
+    """Read-only connections: one on the event loop, and some with threads of their own.
 
-    An indexed query takes less time than it takes to hand it to a thread and the rows back, so it is
-    run right here. One that takes longer than a moment is broken off, and run again in a thread; for
-    a while, the same statement then goes there at once.
+    An indexed query takes less time than passing it to a thread and its rows back, so it runs on the
+    event loop. A query that exceeds its limits is interrupted and run again in a thread; for a while
+    after that, the same statement goes to a thread at once.
     """
 
     def __init__(self, raw: sqlite3.Connection, others: list[aiosqlite.Connection]) -> None:
@@ -139,7 +139,7 @@ class _Readers:
 
     @classmethod
     async def open(cls, path: Path, busy_seconds: float) -> "_Readers":
-        """Connect; nothing waits for a lock on the event loop."""
+        """Connect; the connection on the event loop never waits for a lock."""
         # At debug level it would log every statement with its values.
         logging.getLogger("aiosqlite").setLevel(logging.WARNING)
         async with contextlib.AsyncExitStack() as opened:
@@ -165,7 +165,7 @@ class _Readers:
             return list(await connection.execute_fetchall(sql, params))
 
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
-        """Return what the body returns, which sees one state; it may be begun twice."""
+        """Run the body in a snapshot and return its result; the body may be started twice."""
         done = self._try_here(getattr(body, "__qualname__", ""), partial(self._in_snapshot, body))
         if done is not None:
             return done.result
@@ -174,12 +174,12 @@ class _Readers:
             return await body(Reader(connection.execute_fetchall))
 
     def version(self) -> int:
-        """Return a number that is another one once anything was stored, by whichever process."""
+        """Return a number that changes once any process has written to the database."""
         self._give_time()
         try:
             return int(self._raw.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error:
-            # The next query says what is wrong; until that is over, no two states are the same.
+            # The next query will raise the error; until it is over, every state counts as changed.
             return next(self._unknown)
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class _Readers:
         return self._looks > _MAX_LOOKS or time.thread_time() > self._until
 
     def _try_here[T](self, name: str, work: Callable[[], T]) -> T | None:
-        """Return what the work returns, None if work of this name takes longer than a moment."""
+        """Return the result of `work`, or None if it is slow or the database is locked."""
         if name in self._slow and monotonic() < self._slow[name]:
             return None
         self._give_time()
@@ -221,7 +221,7 @@ class _Readers:
         try:
             yield connection
         finally:
-            # A snapshot that stays open keeps the log of writes from being taken into the file.
+            # An open snapshot would prevent checkpoints of the write-ahead log.
             try:
                 await asyncio.shield(connection.rollback())
             finally:
@@ -229,7 +229,7 @@ class _Readers:
 
 
 class Transaction(Reader):
-    """Queries and changes that become durable together, or not at all."""
+    """Queries and changes that are committed together, or not at all."""
 
     def __init__(self, connection: _Connection) -> None:
         super().__init__(partial(_fetch, connection))
@@ -237,47 +237,47 @@ class Transaction(Reader):
         self.callbacks: list[Callable[[], None]] = []
 
     async def run(self, sql: str, params: Params = NO_PARAMS) -> int:
-        """Run one statement and return how many rows it changed."""
+        """Run one statement and return the number of changed rows."""
         return await self._connection.call(lambda raw: raw.execute(sql, params).rowcount)
 
     async def insert(self, table: str, row: Mapping[str, Any], otherwise: str = "") -> int:
-        """Insert a row whose columns are called as its keys, or do what is said of a conflict."""
+        """Insert a row, given by column names; `otherwise` may be an ON CONFLICT clause."""
         columns = ", ".join(f'"{name}"' for name in row)
         places = ", ".join(f":{name}" for name in row)
         sql = ("INSERT INTO", table, f"({columns})", f"VALUES ({places})", otherwise)
         return await self.run(" ".join(sql), row)
 
     async def run_many(self, sql: str, rows: Iterable[Params | Sequence[Any]]) -> None:
-        """Run one statement once for each of the rows, by names or, for less, by places."""
+        """Run one statement for each row of parameters, named or, at a lower cost, positional."""
         await self._connection.call(lambda raw: raw.executemany(sql, rows))
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Call this once the changes are durable, before the caller of `write` goes on.
+        """Call `callback` after the commit, before the caller of `write` continues.
 
-        It is not called when the body fails or the commit does.
+        It is not called if the body or the commit fails.
         """
         self.callbacks.append(callback)
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that waits for its turn to write."""
+    """A body in the queue of writes."""
 
     body: Callable[[Transaction], Awaitable[Any]]
     done: asyncio.Future[Any]
     context: contextvars.Context
     is_apart: bool
     by: str
-    """Whose task waits for it: that of a request, or one of the server's own."""
+    """The name of the task that waits for it: a request or a background task."""
 
     @property
     def name(self) -> str:
-        """What it does and for whom, for the log."""
+        """The body and the task that waits for it, for the log."""
         does = getattr(self.body, "__qualname__", "").partition(".<locals>")[0]
         return f"{does} for {self.by}"
 
 
 class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that ran, and is not durable yet."""
+    """A body that has run and is not committed yet."""
 
     job: _Job
     callbacks: list[Callable[[], None]]
@@ -286,7 +286,7 @@ class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Batch:
-    """Bodies that share a commit; it comes with the end of the last one, when no other waits."""
+    """Bodies that share a commit: after the last one, if no other is waiting."""
 
     def __init__(self) -> None:
         self.tried: list[_Job] = []
@@ -295,17 +295,17 @@ class _Batch:
         self._is_first = True
 
     def begin(self, raw: sqlite3.Connection) -> None:
-        # The first body can be undone with the transaction, and a savepoint copies each page.
+        # The first body can be undone with the whole transaction; savepoints cost a copy of each page.
         self._is_first = not raw.in_transaction
         raw.execute("BEGIN IMMEDIATE" if self._is_first else "SAVEPOINT body")
 
     def end(self, failure: BaseException | None, waiting: Sized, raw: sqlite3.Connection) -> None:
         if not raw.in_transaction:
-            # A full disk or a fault in reading or writing undoes all of it, and what the body
-            # made of that does not count.
+            # A full disk or an I/O error makes SQLite undo all of the transaction, so the result of
+            # the body is void.
             raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
         if failure and self._is_first:
-            # Nothing else is in the transaction: the next body begins another batch.
+            # Nothing else is in the transaction: the next body starts a new batch.
             raw.execute("ROLLBACK")
             self.is_durable = True
             return
@@ -323,7 +323,7 @@ class Database(Queryable):
 
     def __init__(self, path: Path, writer: _WriterThread, readers: _Readers) -> None:
         self.path = path
-        """The file itself."""
+        """The path of the file."""
         self._writer = writer
         self._readers = readers
         self._jobs: deque[_Job] = deque()
@@ -338,41 +338,41 @@ class Database(Queryable):
     async def open(
         cls, path: Path, *, migrations: Path = MIGRATIONS, busy_seconds: float = 5
     ) -> "Database":
-        """Open the file, made if absent (mode 0600), after taking it through all migrations.
+        """Open the file, created with mode 0600 if absent, and run all pending migrations.
 
         A file with data is copied before it is migrated. Raises StartFailed, with a hint, for
-        a file that is newer than the code, is no database of ours, is locked or not writable.
+        a file that is newer than the code, is another program's, is locked or not writable.
         """
         await asyncio.to_thread(prepare, path, migrations, busy_seconds)
         readers = await _Readers.open(path, busy_seconds)
         return cls(path, await _WriterThread.open(path, busy_seconds), readers)
 
     async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Run the body in a transaction and return what it returns once that is durable.
+        """Run the body in a transaction and return its result once that is durable.
 
         Bodies run one at a time in the order of their calls, and await nothing but the
-        transaction. One that raises is undone alone. Once called, the body runs to its end
-        even if the caller is cancelled. Raises DiskFull when the disk is full, another
-        StorageFailed when the transaction is lost to another fault of the storage, and NotFound
-        where what a row belongs to was deleted meanwhile.
+        transaction. If one raises, only its own changes are undone. Once called, the body runs to
+        its end even if the caller is cancelled. Raises DiskFull if the disk is full, another
+        StorageFailed if the storage fails otherwise, and NotFound if a row that the changes refer to
+        was deleted meanwhile.
         """
         if asyncio.current_task() is self._body:
             raise RuntimeError("a transaction cannot wait for another one")
         return await self._enqueue(body, is_apart=False)
 
     async def write_apart[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Do the same, the body running in the thread that writes: for what is written often.
+        """Like `write`, with the body run in the writer's thread: for frequent writes.
 
-        Nothing it touches may be changed by others meanwhile. What it does to anything but the
-        database and its own variables belongs into `after_commit`.
+        No other thread may change what the body uses. Side effects on anything but the database and the
+        body's own variables belong into `after_commit`.
         """
         return await self._enqueue(body, is_apart=True)
 
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
-        """Run queries that all see the same state; they never wait for writers.
+        """Run queries in one snapshot; they never wait for writers.
 
-        The body awaits nothing but the reader, and may be begun twice. Like every query, it raises
-        StorageFailed when the disk cannot be read.
+        The body awaits nothing but the reader, and may be started twice. Like every query, it raises
+        StorageFailed if the disk cannot be read.
         """
         return await self._read(self._readers.read(body))
 
@@ -387,15 +387,15 @@ class Database(Queryable):
         *,
         weigh: Callable[[T], int] | None = None,
     ) -> T:
-        """Return what was read under a key, which is kept until anything is stored by any process.
+        """Return a cached result, valid until any process writes to the database.
 
-        It has to follow from the key and from what is stored alone. `weigh` tells how many rows, or
-        KiB, it has, where that is more than one.
+        It must depend on the key and on the stored data only. `weigh` returns its size in rows or KiB,
+        if that is more than one.
         """
         return await self._kept.get(key, read, weigh)
 
     async def close(self) -> None:
-        """Finish what is queued and running, then close; safe to call twice."""
+        """Finish all queued and running work, then close; idempotent."""
         self._is_open = False
         self._wake.set()
         await asyncio.wait([self._writing])
@@ -474,12 +474,12 @@ class Database(Queryable):
         await self._writer.call(partial(batch.end, failure, self._jobs))
 
     async def _undo(self) -> None:
-        # If even this fails, the next transaction does not begin, and its callers hear it.
+        # If the rollback fails as well, so does the next BEGIN, and its callers get the error.
         with contextlib.suppress(sqlite3.Error):
             await self._writer.call(sqlite3.Connection.rollback)
 
     def _attempt_apart(self, batch: _Batch, raw: sqlite3.Connection) -> None:
-        """Attempt the next bodies, while they are of those that run apart; the loop adds others."""
+        """Run the next bodies while they are of `write_apart`; the event loop may add others."""
         while not batch.is_durable and self._jobs[0].is_apart:
             batch.begin(raw)
             job = self._jobs.popleft()
@@ -509,7 +509,7 @@ def _attempt_here(job: _Job, raw: sqlite3.Connection) -> _Attempt:
 
 
 def _finish[T](body: Coroutine[Any, Any, T]) -> T:
-    """Run what waits for nothing to its end."""
+    """Run a coroutine that never suspends to its end."""
     try:
         body.send(None)
     except StopIteration as end:
@@ -534,7 +534,7 @@ def _settle(attempt: _Attempt) -> None:
     elif failure:
         _fail(job, _told(failure))
     else:
-        # The loop runs these before it wakes the caller, and reports one that raises.
+        # The event loop runs these before it wakes the caller, and logs exceptions.
         for callback in attempt.callbacks:
             job.done.get_loop().call_soon(callback, context=job.context)
         if not job.done.done():
@@ -542,11 +542,11 @@ def _settle(attempt: _Attempt) -> None:
 
 
 def _told(failure: BaseException) -> BaseException:
-    """Return what the caller of a body is told of its failure."""
+    """Return the error to raise to the caller of a failed body."""
     if is_of_disk(failure):
         return cannot_store(failure)
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
-        # It was there when it was looked up.
+        # The referenced row existed when the body looked it up.
         told = NotFound("What this belongs to was deleted meanwhile", detail=str(failure))
         told.__cause__ = failure
         return told
@@ -554,7 +554,7 @@ def _told(failure: BaseException) -> BaseException:
 
 
 def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:
-    """Say once what was lost for whom; who waits for it hears of it, the others do not."""
+    """Log once which writes were lost; callers that still wait get the error, `untold` are the others."""
     log.error(
         "transaction failed, its changes are lost",
         extra={
@@ -575,6 +575,6 @@ def _fail(job: _Job, failure: BaseException) -> None:
 
 def _end_snapshot(raw: sqlite3.Connection) -> None:
     if raw.in_transaction:
-        # Where a fault of the disk keeps it from that, the next to use it does it.
+        # If a disk fault prevents the rollback, the next user of the connection repeats it.
         with contextlib.suppress(sqlite3.Error):
             raw.rollback()

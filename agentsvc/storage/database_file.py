@@ -1,6 +1,6 @@
-"""The one SQLite file: made, migrated, copied, checked, and held by one server.
+"""The SQLite file: creation, migration, copies, checks, and the lock of its data directory.
 
-With `agentsvc.storage.database` the only module that opens a database.
+Only this module and `agentsvc.storage.database` open a database.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 APPLICATION_ID: Final = 0x61737663
-"""`asvc`: what tells our files from those of other programs."""
+"""`asvc`: distinguishes our files from those of other programs."""
 
 NEWER: Final = "this program knows up to"
-"""Is in what `check_file` says of a database that is of a newer release."""
+"""Part of `check_file`'s message about a database of a newer release."""
 
 _COPY_PAGES: Final = 1024
 _FOREIGN_LENGTH: Final = 16 * 1024 * 1024
@@ -49,7 +49,7 @@ _WRITER_SETUP: Final = """
 
 
 def connect_options(busy_seconds: float) -> dict[str, Any]:
-    """Return what a connection of the server is opened with."""
+    """Return the arguments for a connection of the server."""
     return {
         "uri": True,
         "isolation_level": None,
@@ -59,8 +59,8 @@ def connect_options(busy_seconds: float) -> dict[str, Any]:
 
 
 def connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
-    """Open a connection with a mode of SQLite's URIs, such as `ro`."""
-    # A connection is used by several threads, one at a time.
+    """Open a connection with a mode of SQLite URIs, such as `ro`."""
+    # Connections are used by several threads, one at a time.
     connection: sqlite3.Connection = sqlite3.connect(
         uri(path, mode), check_same_thread=False, **connect_options(busy_seconds)
     )
@@ -69,14 +69,14 @@ def connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
 
 
 def connect_writer(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    """Open the connection that writes."""
+    """Open the writing connection."""
     connection = connect(path, "rw", busy_seconds)
     connection.executescript(_WRITER_SETUP)
     return connection
 
 
 def prepare(path: Path, migrations: Path, busy_seconds: float) -> None:
-    """Make the database or bring it up to date; raises StartFailed where that cannot be."""
+    """Create or migrate the database; raises StartFailed if that fails."""
     try:
         path.touch(mode=0o600)
         with contextlib.closing(
@@ -99,7 +99,7 @@ _HINTS = {
     sqlite3.SQLITE_NOTADB: "move the file away to start with a new database, or restore a backup",
     sqlite3.SQLITE_CORRUPT: "restore a backup; keep the damaged file until that has worked",
     sqlite3.SQLITE_FULL: HINT_ROOM,
-    # It is also how SQLite says that there is no room for what readers and writers share.
+    # SQLite also reports this if there is no room for the memory shared by readers and writers.
     sqlite3.SQLITE_IOERR: "check that the disk has room and works, then start again",
     sqlite3.SQLITE_ERROR: "restore the last backup, and report this",
 }
@@ -113,10 +113,10 @@ def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> No
         return
     if version:
         _refuse_running(path)
-    # Nothing is kept of a copy for a migration that fails: it is tried again at each start.
+    # A failed migration leaves no copy: it is retried at each start.
     with contextlib.ExitStack() as undo:
         with _transaction(connection):
-            # Another program may have migrated it since; from here on none can write.
+            # Another program may have migrated it meanwhile; from here on none can write.
             version = _find_version(path, connection, newest)
             if version == newest:
                 return
@@ -129,7 +129,7 @@ def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> No
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {newest}")
             if version:
-                # Under that name now alone: what a kill leaves is not taken for a copy, nor kept.
+                # Renamed only now: a draft left by a kill is not mistaken for a copy, and is overwritten.
                 copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
                 draft.rename(copy)
                 undo.callback(copy.unlink)
@@ -150,7 +150,7 @@ def _find_version(path: Path, connection: sqlite3.Connection, newest: int) -> in
 
 
 def _refuse_running(path: Path) -> None:
-    """Leave the schema alone of a server that runs, since that is of an earlier version."""
+    """Raise StartFailed if a running server of an earlier version uses the database."""
     with contextlib.suppress(FileNotFoundError), (path.parent / "lock").open("rb") as lock:
         holder = lock.read(20).decode(errors="replace").strip()
         try:
@@ -202,20 +202,20 @@ def statements_of(script: str) -> Iterator[str]:
 
 def _apply(connection: sqlite3.Connection, migrations: dict[int, Path]) -> None:
     for _, file in sorted(migrations.items()):
-        # Not `executescript`: it commits the transaction it is in.
+        # Not `executescript`, which commits the open transaction.
         for statement in statements_of(file.read_text("utf-8")):
             connection.execute(statement)
 
 
 def copy_to(path: Path, to: Path) -> None:
-    """Write all that is committed into a new file with mode 0600, or leave none."""
+    """Write a compacted copy of the committed data to a new file, mode 0600; no file on failure."""
     with _new_file(to), _opened(path, "ro") as connection:
         connection.execute("VACUUM INTO ?", (str(to),))
 
 
 @contextlib.contextmanager
 def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """Give a connection for one use, without the settings of a server's."""
+    """Open a connection for one use, without the server's settings."""
     with contextlib.closing(
         sqlite3.connect(uri(path, mode), uri=True, isolation_level=None)
     ) as connection:
@@ -224,8 +224,8 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _new_file(to: Path) -> Iterator[None]:
-    """Have a file be on disk once it is written, or leave none."""
-    # Made first, so that it is never readable by others.
+    """Create a file and flush it to disk; remove it if the body raises."""
+    # Created first with its mode, so that others can never read it.
     os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield
@@ -233,22 +233,22 @@ def _new_file(to: Path) -> Iterator[None]:
         flush(to.parent)
     except BaseException:
         to.unlink()
-        # Where the disk is full, SQLite leaves that, too.
+        # SQLite leaves its journal behind if the disk is full.
         to.with_name(f"{to.name}-journal").unlink(missing_ok=True)
         raise
 
 
 def copy_running(path: Path, to: Path) -> None:
-    """Copy the database of a server that may be running, by SQLite's own backup; mode 0600.
+    """Copy the database of a server that may be running, by SQLite's backup API; mode 0600.
 
-    Raises StartFailed if it cannot be read, is none of ours, or the copy cannot be written.
+    Raises StartFailed if it cannot be read, is another program's, or the copy cannot be written.
     """
     try:
         with _new_file(to), _opened(path, "rw") as source, _opened(to, "rw") as copy:
-            # One moment for all steps: others may write, and the copy does not begin anew for it.
+            # One snapshot for all steps: otherwise a write by another process would restart the copy.
             source.execute("BEGIN")
             _check_ours(path, source)
-            # Python handles signals where it is called: between the steps.
+            # In steps, because Python handles signals only between calls.
             source.backup(copy, pages=_COPY_PAGES, progress=lambda *_: None)
             copy.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as exc:
@@ -256,7 +256,7 @@ def copy_running(path: Path, to: Path) -> None:
 
 
 def check_file(path: Path) -> list[str]:
-    """Return what is wrong with a database that nobody writes to now; nothing if it is whole."""
+    """Return the problems of a database that nobody writes to now; empty if it is intact."""
     try:
         with _opened(path, "ro") as connection:
             version = _check_ours(path, connection)
@@ -275,9 +275,9 @@ def check_file(path: Path) -> list[str]:
 
 
 def check_schema(path: Path) -> list[str]:
-    """Return what a database has that no migration made, or lacks; nobody may write to it now.
+    """Return differences to the schema of the migrations; nobody may write to the database now.
 
-    Indexes are not looked at. A trigger or a view of somebody else would run with what is done here.
+    Indexes are ignored. A foreign trigger or view would be run by this server's statements.
     """
     try:
         with (
@@ -298,9 +298,9 @@ def check_schema(path: Path) -> list[str]:
 
 
 def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """Return tables by their names, and what runs by itself with what it says.
+    """Return tables by name, and triggers, views and virtual tables with their definition.
 
-    Tables of plugins are left out, where they are no more than tables.
+    Ordinary tables of plugins are left out.
     """
     rows = connection.execute(
         "SELECT type, name, CASE WHEN type != 'table' THEN sql WHEN rootpage = 0 THEN 'virtual'"
@@ -311,9 +311,9 @@ def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 def read_installation(path: Path) -> dict[str, str]:
-    """Return what a database of ours, which `check_file` has found whole, says of its installation.
+    """Return the recorded installation of a database that `check_file` has found intact.
 
-    Nothing for one from before that was recorded.
+    Empty for a database from before this was recorded.
     """
     with _opened(path, "ro") as connection:
         is_there = connection.execute(_HAS_TABLE, {"name": "installation"}).fetchone()
@@ -321,10 +321,10 @@ def read_installation(path: Path) -> dict[str, str]:
 
 
 def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any]]:
-    """Return the rows of a table of another program's database; none where it has no such table.
+    """Return the rows of a table of another program's database; empty if it has no such table.
 
-    What is in the file may be broken, or made to harm. Nobody may use it meanwhile; a transaction
-    that was broken off in it is undone. Raises BadRequest where it cannot be read.
+    The file may be damaged or malicious. Nobody may use it meanwhile; an interrupted transaction in it
+    is rolled back. Raises BadRequest if it cannot be read.
     """
     steps = iter(range(_FOREIGN_STEPS))
     try:
@@ -334,7 +334,7 @@ def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _FOREIGN_LENGTH)
             connection.set_progress_handler(lambda: next(steps, None) is None, _FOREIGN_STEP)
             connection.execute("PRAGMA trusted_schema = OFF")
-            # Neither a view nor a virtual table, which would run what the file says.
+            # Neither a view nor a virtual table, which would run code from the file.
             known = connection.execute(_HAS_TABLE, {"name": table}).fetchone()
             if known is None:
                 return []
@@ -345,7 +345,7 @@ def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any
 
 
 def vacuum_file(path: Path) -> None:
-    """Write the file anew without the room that nothing needs; raises StartFailed."""
+    """Rewrite the file without unused space; raises StartFailed."""
     try:
         with _opened(path, "rw") as connection:
             _check_ours(path, connection)
@@ -359,7 +359,7 @@ def vacuum_file(path: Path) -> None:
 
 
 def render_schema(migrations: Path = MIGRATIONS) -> str:
-    """Return the sum of all migrations as one script: what `schema.sql` holds."""
+    """Return the result of all migrations as one script: the contents of `schema.sql`."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         _apply(connection, _migration_files(migrations))
         rows = connection.execute(
@@ -370,17 +370,17 @@ def render_schema(migrations: Path = MIGRATIONS) -> str:
 
 
 def write_schema(to: Path = MIGRATIONS / "schema.sql") -> None:
-    """Bring the generated schema file up to date."""
+    """Update the generated schema file."""
     to.write_text(render_schema(), "utf-8")
 
 
 @contextlib.contextmanager
 def lock_data_dir(path: Path) -> Iterator[None]:
-    """Hold a data directory for this process, so that no second server uses it.
+    """Lock a data directory for this process, so that no second server uses it.
 
-    Where a former server was reached, another may be now: that is forgotten.
-    Raises StartFailed, naming the directory, when another one holds it. The lock ends with
-    the process, however that ends; the lock file stays and means nothing by itself.
+    Removes the recorded URL of a former server, which may belong to another one now.
+    Raises StartFailed, naming the directory, if another process holds the lock. The lock ends
+    with the process, however that ends; the lock file stays and has no meaning by itself.
     """
     try:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -410,11 +410,11 @@ def _take_lock(descriptor: int, path: Path) -> None:
 
 
 def uri(path: Path, mode: str) -> str:
-    """Return the URI of a database file that is there, to `ro` read or `rw` write."""
+    """Return the URI of an existing database file, to read (`ro`) or write (`rw`)."""
     return f"{path.absolute().as_uri()}?mode={mode}"
 
 
 def primary_code(failure: sqlite3.Error) -> int:
-    """Return what SQLite calls the kind of an error, 0 for one that is not its own."""
-    # Absent on errors of the module itself; the upper bits only refine the code.
+    """Return SQLite's primary error code, or 0 if the error has none."""
+    # The attribute is absent on errors of the sqlite3 module; the upper bits only refine the code.
     return int(getattr(failure, "sqlite_errorcode", 0)) & 0xFF

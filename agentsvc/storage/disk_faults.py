@@ -1,4 +1,4 @@
-"""Errors for callers when the disk is full, fails or is damaged, as SQLite reports it."""
+"""Errors for callers if the disk is full, fails or is damaged, as SQLite reports it."""
 
 import logging
 import sqlite3
@@ -10,7 +10,7 @@ from agentsvc.storage.database_file import primary_code
 log = logging.getLogger(__name__)
 
 _DAMAGED = "its database is damaged. Stop the server and restore a backup"
-# SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
+# SQLite cannot tell an unreadable disk from a damaged database.
 _OF_DISK = {
     sqlite3.SQLITE_FULL: "its disk is full. Free some space there",
     sqlite3.SQLITE_IOERR: "its disk fails, or has no room. Check the disk",
@@ -23,19 +23,19 @@ _UNKNOWN = "its database refused it. The server's log has the reason"
 
 
 def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
-    """Say whether a failure is the disk's."""
+    """Return whether an error is a disk fault."""
     return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
 
 
 def cannot_store(cause: sqlite3.Error) -> StorageFailed:
-    """Return an error for a write; one for each caller, as tracebacks grow wherever they are raised."""
+    """Return the error for a write; a new one for each caller, because raising adds to its traceback."""
     failure = _failure("store anything now", cause)
     failure.__cause__ = cause
     return failure
 
 
 def cannot_read(cause: sqlite3.Error) -> StorageFailed:
-    """Log that nothing can be read, and return an error for whoever wanted to."""
+    """Log a failed read, and return the error for its caller."""
     log.error("database not readable", extra={"reason": str(cause)})
     return _failure("read what it has stored", cause)
 

@@ -1,6 +1,6 @@
 """An installation: the database, master key and id of a data directory.
 
-They belong together, and a data directory in which one of them was lost is refused here.
+They belong together: a data directory in which one of them is missing is rejected.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
     ("model_grants", "sealed"): "model grant {token_hash}",
     ("spares", "key_sealed"): "spare-key:{id}",
 }
-"""Every sealed column of the server, with the context of a row by its other columns."""
+"""All sealed columns of the server, with the format of a row's context by its other columns."""
 _SEALED_OF_PLUGINS: Final = """
     SELECT found.name
     FROM sqlite_schema AS found, pragma_table_info(found.name) AS part
@@ -48,12 +48,12 @@ _SEALED_OF_PLUGINS: Final = """
     GROUP BY found.name
     HAVING count(*) = 2
 """
-"""The tables of plugins with a column `sealed`, whose context is in `sealed_as`."""
+"""The plugin tables with a column `sealed`; its context is in the column `sealed_as`."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 
 
 class Installation:
-    """The open database of a data directory, and the vault that opens what is sealed in it."""
+    """The open database of a data directory, and the vault for its sealed values."""
 
     def __init__(self, data_directory: DataDirectory, database: Database, vault: Vault) -> None:
         self._data_directory = data_directory
@@ -62,10 +62,10 @@ class Installation:
 
     @classmethod
     async def open(cls, data_directory: DataDirectory) -> "Installation":
-        """Open both, made where they are absent.
+        """Open both, and create them if both are absent.
 
-        Raises StartFailed, with a hint, where one of them cannot be used or is missing, and where the
-        master key is another one than sealed what is stored; neither is made then.
+        Raises StartFailed, with a hint, if one of them is unusable or missing, or if the stored data was
+        sealed with another master key; nothing is created then.
         """
         if data_directory.instance_id.exists() and not _has_content(data_directory.database):
             raise StartFailed(
@@ -86,7 +86,7 @@ class Installation:
         await self.database.close()
 
     async def __aenter__(self) -> Self:
-        """Return itself, which is closed at the end."""
+        """Return the installation itself, which is closed at exit."""
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -94,16 +94,16 @@ class Installation:
         await self.close()
 
     def read_id(self) -> str:
-        """Return the id of this installation, made first if the file is absent or empty.
+        """Return the id of this installation; create it first if the file is absent or empty.
 
-        Raises StartFailed, with a hint, when the file cannot be read or made, or holds no id.
+        Raises StartFailed, with a hint, if the file cannot be read or created, or holds no id.
         """
         file = self._data_directory.instance_id
         try:
             text = file.read_bytes().decode(errors="replace").strip() if file.exists() else ""
             if not text:
-                # Whole or not at all: two installations without an id would take each
-                # other's sandboxes.
+                # Written atomically: with a lost id, two installations could take over each other's
+                # sandboxes.
                 text = new_id()
                 replace_private(file, text)
         except OSError as exc:
@@ -121,9 +121,9 @@ class Installation:
 
 
 async def change_master_key(data_directory: DataDirectory) -> Path:
-    """Make a new master key, seal all that is stored with it, and return where the former one is.
+    """Create a new master key, reseal all stored values, and return the path of the former key.
 
-    No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
+    No server may be running. An interrupted change is finished by the next call. Raises StartFailed.
     """
     if not data_directory.master_key.exists() and not data_directory.next_master_key.exists():
         raise _wrong_key(data_directory, _MISSING)
@@ -144,7 +144,7 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
 
 
 def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
-    """Raise StartFailed unless the master key is that of a copy of the database, which nobody uses."""
+    """Raise StartFailed unless the master key fits a copy of the database that nobody uses."""
     if not data_directory.master_key.exists():
         raise _wrong_key(data_directory, _MISSING)
     recorded = read_installation(copy).get(_KEY_ID)
@@ -153,7 +153,7 @@ def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
 
 
 def _keep_earlier(former: Path) -> None:
-    """Give the key before the former one another name, as there may be backups that need it."""
+    """Rename the key before the former one, because backups may need it."""
     if former.exists():
         names = (former.with_name(f"{former.name}.{number}") for number in itertools.count(1))
         former.rename(next(name for name in names if not name.exists()))
@@ -161,7 +161,7 @@ def _keep_earlier(former: Path) -> None:
 
 async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
     for (table, column), context in (await _sealed_columns(tx)).items():
-        # One row after the other: all that a table holds may be more than there is memory.
+        # One row at a time: a whole table may exceed the memory.
         find = ("SELECT rowid FROM", table, "WHERE", column, "IS NOT NULL")
         read = ("SELECT * FROM", table, "WHERE rowid = :number")
         write = ("UPDATE", table, "SET", column, "= :sealed WHERE rowid = :number")
@@ -188,7 +188,7 @@ async def _open_vault(database: Database, data_directory: DataDirectory) -> Vaul
 
 
 async def _sealed_by(db: Queryable) -> set[str]:
-    """Return the ids of the keys any of which may be the right one; none if nothing is sealed."""
+    """Return the ids of the keys that may be the right one; empty if nothing is sealed."""
     sealed = " UNION ALL ".join(
         " ".join(("SELECT", column, "AS sealed FROM", table, "WHERE", column, "IS NOT NULL"))
         for table, column in await _sealed_columns(db)
@@ -197,13 +197,13 @@ async def _sealed_by(db: Queryable) -> set[str]:
         return set()
     if recorded := await _recorded(db):
         return {recorded}
-    # Not recorded by earlier versions; what is sealed names its key in the bytes two to five.
+    # Earlier versions did not record it; bytes two to five of a sealed value are its key's id.
     key_ids = ("SELECT DISTINCT lower(hex(substr(sealed, 2, 4))) FROM (", sealed, ")")
     return set(await db.column(" ".join(key_ids)))
 
 
 async def _sealed_columns(db: Queryable) -> dict[tuple[str, str], str]:
-    """Return every sealed column, also of plugins, with the context of a row by its other columns."""
+    """Return all sealed columns, also of plugins, with the format of a row's context."""
     tables = await db.column(_SEALED_OF_PLUGINS)
     return {**_SEALED_COLUMNS, **{(f'"{name}"', "sealed"): "{sealed_as}" for name in tables}}
 

@@ -1,15 +1,15 @@
-"""A cache of query results, valid until anything is stored."""
+"""A cache of query results, valid until the database changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 _MAX: Final = 4096
-"""How much is kept, in KiB or rows."""
+"""The maximum size of the cache, in KiB or rows."""
 
 
 class KeptReads:
-    """Results of reads by their keys, all of one version of the database."""
+    """Cached results by key, all of one version of the database."""
 
     def __init__(self, find_version: Callable[[], int]) -> None:
         self._find_version = find_version
@@ -22,7 +22,7 @@ class KeptReads:
         read: Callable[[], Awaitable[T]],
         weigh: Callable[[T], int] | None,
     ) -> T:
-        """Return what was read under a key, or read it; see `Database.keep`."""
+        """Return the cached result of a key, or read and cache it; see `Database.keep`."""
         recent = self._now()
         if key not in recent:
             made = await read()
@@ -32,13 +32,13 @@ class KeptReads:
         return kept
 
     def forget(self) -> None:
-        """Keep nothing of what was read before now."""
+        """Drop all cached results."""
         self._recent = _Recent()
 
     def _now(self) -> "_Recent":
-        """Return what has been read since anything was stored.
+        """Return the cache; empty it first if the database has changed.
 
-        That is looked up once in each turn of the event loop: whoever asks in one has sent it before.
+        The version is read once per turn of the event loop: requests in one turn were sent before it.
         """
         if not self._has_looked:
             self._has_looked = True
@@ -53,7 +53,7 @@ class KeptReads:
 
 
 class _Recent(dict[tuple[object, ...], Any]):
-    """What was read, all of one version of the database."""
+    """The results of one version of the database."""
 
     def __init__(self, version: int | None = None) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Recent(dict[tuple[object, ...], Any]):
         self._weight = 0
 
     def add(self, key: tuple[object, ...], made: object, weight: int) -> None:
-        """Keep it unless it is too much; what else there is may have to go."""
+        """Add a result, unless it is too large; may evict all others."""
         if self._weight + weight > _MAX:
             self.clear()
             self._weight = 0

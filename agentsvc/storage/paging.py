@@ -1,4 +1,4 @@
-"""Pages by key: each goes on where the one before it stopped. Pure."""
+"""Keyset pagination: each page continues after the last row of the one before. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from agentsvc.base import decode_cursor, encode_cursor
 
 
 class SqlPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The SQL of one page of rows: conditions, and order."""
+    """The SQL of one page of rows: condition and order."""
 
     expression: str = "created_at"
     descending: bool = True
@@ -18,11 +18,11 @@ class SqlPage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def newest_first(cls, page_id: str | None) -> "SqlPage":
-        """Return the page behind a page id; raises InvalidRequest for a foreign one."""
+        """Return the page for a page id; raises InvalidRequest if the server did not issue it."""
         return cls(after=None if page_id is None else decode_cursor(page_id, str, str))
 
     def sql(self, prefix: str, where: list[str], params: dict[str, Any], limit: int) -> str:
-        """Return the end of a statement, and add to the conditions and parameters."""
+        """Return the end of a statement; adds to `where` and `params`."""
         sign, word = ("<", "DESC") if self.descending else (">", "ASC")
         expression = self.expression.replace("title", f"{prefix}title")
         if expression == self.expression:
@@ -40,6 +40,6 @@ class SqlPage(msgspec.Struct, frozen=True, kw_only=True):
 def cut[T](
     found: Sequence[T], limit: int, key_of: Callable[[T], Sequence[str | int]]
 ) -> tuple[list[T], str | None]:
-    """Return the first items and the id of the next page; one more than `limit` says there is one."""
+    """Return the first `limit` items, and the id of the next page if there are more items."""
     page = list(found[:limit])
     return page, encode_cursor(*key_of(page[-1])) if len(found) > limit else None

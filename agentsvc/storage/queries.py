@@ -1,4 +1,4 @@
-"""Queries of the database, whatever answers them."""
+"""The interface of everything that runs queries."""
 
 import sqlite3
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ NO_PARAMS: Final[Params] = {}
 
 
 class Queryable(ABC):
-    """Answers queries: a snapshot, a transaction, or the database itself for just one."""
+    """Runs queries: in a snapshot, in a transaction, or each by itself on the database."""
 
     @abstractmethod
     async def all(self, sql: str, params: Params = NO_PARAMS) -> list[Row]:

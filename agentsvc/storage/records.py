@@ -1,4 +1,4 @@
-"""Makes rows of structs and structs of rows, where columns are named as fields."""
+"""Converts between rows and structs whose fields are named like the columns."""
 
 from datetime import datetime
 from functools import cache
@@ -13,14 +13,14 @@ from agentsvc.storage.queries import Row
 _IN_JSON: Final = (types.StructType, types.DictType, types.CollectionType)
 _HAVE_PARTS: Final = (msgspec.Struct, tuple, dict)
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
-"""Most values by far, of which nothing else has to be asked."""
+"""The types of most values, which are stored as they are."""
 
 
 def record_of[T: msgspec.Struct](row: Row, kind: type[T], **given: Any) -> T:
-    """Return a record from the columns of its fields; what is given counts instead of a column.
+    """Return a record from the columns with the names of its fields; `given` takes precedence.
 
-    What has parts is stored as JSON. A field that is neither raises IndexError, also where it has a
-    default.
+    Structs, lists and dicts are stored as JSON. A field without a column raises IndexError, even if it
+    has a default.
     """
     columns = {name: row[name] for name in kind.__struct_fields__ if name not in given}
     for name, decoder in _decoders(kind).items():
@@ -30,7 +30,7 @@ def record_of[T: msgspec.Struct](row: Row, kind: type[T], **given: Any) -> T:
 
 
 def row_of(record: msgspec.Struct, **given: Any) -> dict[str, Any]:
-    """Return the fields of a record as columns, as they are stored; what is given counts instead."""
+    """Return the fields of a record as stored in columns; `given` takes precedence."""
     fields = {**msgspec.structs.asdict(record), **given}
     return {
         name: value if type(value) in _PLAIN else _stored(value) for name, value in fields.items()

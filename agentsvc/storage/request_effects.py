@@ -1,6 +1,6 @@
-"""Notes what a request has created, in the transaction that creates it; see `accounts.idempotency`.
+"""Records what a request creates, in the transaction that creates it; see `accounts.idempotency`.
 
-So the answer to a request becomes durable together with what the request did.
+So the response to a request becomes durable together with its effects.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _WATCHER: Final[ContextVar[Watcher | None]] = ContextVar("watcher_of_effects", d
 
 @contextlib.contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Have this watcher told of what is made meanwhile, also by tasks that are begun meanwhile."""
+    """Report to `watcher` what is created inside the context, also by tasks started in it."""
     token = _WATCHER.set(watcher)
     try:
         yield
@@ -26,12 +26,12 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Whether what is done now has to be done in a transaction, since somebody watches."""
+    """Return whether a watcher is set, so that effects have to be made in a transaction."""
     return _WATCHER.get() is not None
 
 
 async def note_effect(tx: Transaction, made: object) -> None:
-    """Tell what a transaction makes, last of all in its body; nobody may be watching."""
+    """Report a created object to the watcher, if any; call it last in a transaction's body."""
     watcher = _WATCHER.get()
     if watcher is not None:
         await watcher(tx, made)

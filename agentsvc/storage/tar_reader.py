@@ -1,8 +1,8 @@
 """Reads untrusted tar files from a stream, from the first byte to the last.
 
-Nothing is unpacked here: whoever reads decides what becomes of a member. Headers are bounded, each
-size is checked, and what does not fit the format raises `BadTar`. The standard library's reader is
-not used for such files, since what it does with them depends on the version of Python.
+Nothing is extracted here: the caller decides what to do with a member. Headers are bounded, each
+size is checked, and malformed input raises `BadTar`. The standard library's `tarfile` is not
+used for such files, because its behaviour depends on the version of Python.
 """
 
 import os
@@ -16,27 +16,27 @@ from typing import Final, Protocol
 
 BLOCK: Final = 512
 SPARSE: Final = "$(tar --version 2>/dev/null | grep -q GNU && echo --sparse)"
-"""What makes `tar` in a shell pass over the holes of files instead of reading terabytes of them."""
+"""A shell expression that lets `tar` skip the holes of files instead of reading terabytes of zeros."""
 
 _PART: Final = 256 * 1024
 _HEADER_MAX: Final = 64 * 1024
-"""The longest extended header: names of 4096 bytes, and what else belongs to a file."""
+"""The maximum size of an extended header: names of 4096 bytes, and other metadata."""
 _HEADERS_MAX: Final = 8
-"""How many extended headers one member may have."""
+"""The maximum number of extended headers of a member."""
 _SEGMENTS_MAX: Final = 2**20
 _TAIL_MAX: Final = 2**20
-"""How much padding may follow the end."""
+"""The maximum size of the padding after the end."""
 _SIZE_MAX: Final = 2**63 - 1
 _DIGITS_MAX: Final = 20
 _NAME_CHARS: Final = 4096
 _STEP_BYTES: Final = 255
 _STEPS_MAX: Final = 256
-"""How deep a path may be: of each member, every directory on the way is looked up."""
+"""The maximum depth of a path, because each directory on the way is looked up for each member."""
 _GZIP: Final = 31
-"""What zlib calls its format with the head and the sum of gzip."""
+"""The `wbits` of zlib for the gzip format with header and checksum."""
 _GZIP_MEMBERS_MAX: Final = 4096
 _BINARY, _NEGATIVE = 0x80, 0xFF
-"""What a number begins with that is not written in digits."""
+"""The first byte of a number in binary instead of octal digits."""
 _HAS_SIGN: Final = (0x7F).__lt__
 
 _EXTENDED: Final = b"xX"
@@ -48,18 +48,18 @@ _KNOWN_RECORDS: Final = frozenset({b"path", b"linkpath", b"size", b"mtime"})
 
 
 class BadTar(ValueError):
-    """A tar file that is broken, or made in a way that is not read; the message says why."""
+    """A tar file that is malformed or uses an unsupported feature; the message says why."""
 
 
 class Readable(Protocol):
     """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most so many bytes; none at the end."""
+        """Return at most `size` bytes; empty at the end."""
 
 
 class Gunzip:
-    """A stream out of one that is compressed with gzip; nothing but the data may be in it."""
+    """A decompressed gzip stream, without trailing data other than further gzip members."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
@@ -68,7 +68,7 @@ class Gunzip:
         self._members = 0
 
     def read(self, size: int) -> bytes:
-        """Return at most so many bytes; none at the end. Raises BadTar where it is broken."""
+        """Return at most `size` bytes; empty at the end. Raises BadTar if the stream is malformed."""
         while True:
             if self._zlib.eof and not self._begin_next():
                 return b""
@@ -84,7 +84,7 @@ class Gunzip:
                 return part
 
     def _begin_next(self) -> bool:
-        """Begin with what follows a whole one, if there is anything."""
+        """Start the next gzip member; return whether there is one."""
         self._data = self._zlib.unused_data or self._source.read(_PART)
         if self._data:
             self._members += 1
@@ -95,7 +95,7 @@ class Gunzip:
 
 
 class MemberKind(StrEnum):
-    """What a member is."""
+    """The type of a member."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -106,20 +106,20 @@ class MemberKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A member as its headers say; nothing of it is checked but that it can be read."""
+    """A member as described by its headers, which are parsed but not validated."""
 
     name: str
     kind: MemberKind
     size: int
-    """How large the file seems."""
+    """The apparent size of the file."""
     stored: int
-    """How many bytes of it are in the archive; less than `size` for a sparse file."""
+    """The number of bytes in the archive; less than `size` for a sparse file."""
     mode: int
     mtime: int
     target: str
-    """Where a link leads."""
+    """The target of a link."""
     segments: array[int] | None = None
-    """Offsets and lengths, in turn, of what a sparse file has; None for a file without holes."""
+    """Alternating offsets and lengths of a sparse file's data; None for a file without holes."""
 
 
 _KINDS: Final = {
@@ -135,7 +135,7 @@ _WITHOUT_CONTENT: Final = b"123456"
 
 
 class TarStream:
-    """The members of a tar file, one after the other; each is read before the next one is asked for."""
+    """The members of a tar file, in order; read each before the next one is requested."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
@@ -143,7 +143,7 @@ class TarStream:
         self._padding = 0
 
     def __iter__(self) -> Iterator[Member]:
-        """Yield each member; what is not read of its content is passed over."""
+        """Yield each member; unread content is skipped."""
         while (member := self._next()) is not None:
             yield member
             while self.read(_PART):
@@ -153,13 +153,13 @@ class TarStream:
         self._read_tail()
 
     def read(self, size: int) -> bytes:
-        """Return at most so many bytes of the content of the current member; none at its end."""
+        """Return at most `size` bytes of the current member's content; empty at its end."""
         data = self._exactly(min(size, self._left, _PART))
         self._left -= len(data)
         return data
 
     def parts(self, member: Member) -> Iterator[bytes]:
-        """Yield the content of the current member as it is read from a file: holes are zeros."""
+        """Yield the content of the current member with its holes filled with zeros."""
         if member.segments is None:
             while part := self.read(_PART):
                 yield part
@@ -221,7 +221,7 @@ class TarStream:
         return self._exactly(size + -size % BLOCK)[:size]
 
     def _old_segments(self, block: bytes) -> array[int]:
-        """Read the map of a sparse file as GNU tar writes it, in the header and in blocks behind."""
+        """Parse the map of a sparse file in GNU tar's old format, in the header and following blocks."""
         segments = array("q")
         table, count, more = block[386:482], 4, block[482]
         while True:
@@ -234,7 +234,7 @@ class TarStream:
             table, count, more = block[:504], 21, block[504]
 
     def _new_segments(self, name: str, records: dict[bytes, bytes]) -> tuple[str, int, array[int]]:
-        """Read the map of a sparse file as version 1.0 of the extended format has it."""
+        """Parse the map of a sparse file in version 1.0 of the pax format."""
         version = records.get(b"GNU.sparse.major"), records.get(b"GNU.sparse.minor")
         if version != (b"1", b"0"):
             raise BadTar("a sparse file is written in a way that is not read")
@@ -264,7 +264,7 @@ class TarStream:
                 rest += part
 
     def _read_tail(self) -> None:
-        """Read to the end, so that the sum of what is compressed is checked."""
+        """Read to the end, so that the decompressor verifies the checksum."""
         left = _TAIL_MAX
         while part := self._source.read(_PART):
             left -= len(part)
@@ -283,7 +283,7 @@ class TarStream:
 
 
 def safe_name(name: str) -> str | None:
-    """Return a relative path without detours, or None for one that leads elsewhere or too deep."""
+    """Return a normalized relative path, or None for one that is absolute, leads up or is too deep."""
     if not name or len(name) > _NAME_CHARS or "\0" in name or name.startswith("/"):
         return None
     steps = name.split("/")
@@ -295,10 +295,10 @@ def safe_name(name: str) -> str | None:
 
 
 def stays_inside(name: str, target: str) -> bool:
-    """Say whether a symbolic link at a path, in a directory that is none, leads to no place outside.
+    """Return whether a symbolic link at path `name` cannot lead outside; no parent may be a link.
 
-    It may go up first and then down only: behind the name of another link, `..` is not the
-    directory that it seems to be.
+    The target may go up first and then only down: after the name of another link, `..` is not the
+    directory it appears to be.
     """
     if not target or len(target) > _NAME_CHARS or "\0" in target or target.startswith("/"):
         return False
@@ -316,7 +316,7 @@ def _zeros(count: int) -> Iterator[bytes]:
 def _check_sum(block: bytes) -> None:
     said = _number(block[148:156])
     rest = block[:148] + b" " * 8 + block[156:]
-    # Old programs added the bytes as if they had signs.
+    # Old programs added the bytes as signed values.
     if said != (total := sum(rest)) and said != total - 256 * sum(map(_HAS_SIGN, rest)):
         raise BadTar("the sum of a header is wrong")
 
@@ -328,7 +328,7 @@ def _number(field: bytes) -> int:
             raise BadTar("a number is negative or too large")
         return value
     text = field.split(b"\0", 1)[0].strip()
-    # `int` takes signs and underscores, too.
+    # `int` also accepts signs and underscores.
     if text.strip(b"01234567"):
         raise BadTar("a number is malformed")
     return int(text, 8) if text else 0
@@ -342,7 +342,7 @@ def _decimal(text: bytes) -> int:
 
 def _seconds(block: bytes, records: dict[bytes, bytes]) -> int:
     text, field = records.get(b"mtime"), block[136:148]
-    # Before 1970 is no time that matters.
+    # Times before 1970 are treated as 0.
     if text is None:
         return 0 if field[0] == _NEGATIVE else _number(field)
     whole = text.partition(b".")[0]
@@ -363,7 +363,7 @@ def _text(field: bytes) -> str:
 
 
 def _records(data: bytes) -> dict[bytes, bytes]:
-    """Return the records of an extended header that mean something here."""
+    """Parse an extended header; return the records that are used here."""
     found, at = {}, 0
     while at < len(data):
         digits, space, _ = data[at : at + _DIGITS_MAX].partition(b" ")
@@ -381,7 +381,7 @@ def _records(data: bytes) -> dict[bytes, bytes]:
 
 
 def _nothing(data: bytes) -> dict[bytes, bytes]:
-    """Pass over a header that is meant for all members that follow: nothing good needs one."""
+    """Validate and ignore a global header: no legitimate archive depends on it."""
     _records(data)
     return {}
 
@@ -404,7 +404,7 @@ def _add_segments(segments: array[int], table: bytes, count: int) -> None:
 
 
 def _check_segments(segments: array[int], size: int, stored: int) -> None:
-    """Raise BadTar unless the parts of a sparse file follow one another and are all there."""
+    """Raise BadTar unless the parts of a sparse file are in order and complete."""
     end = total = 0
     for at in range(0, len(segments), 2):
         offset, length = segments[at], segments[at + 1]

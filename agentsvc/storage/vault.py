@@ -1,7 +1,7 @@
-"""Seals and opens what is stored secretly, and keeps the master key file.
+"""Encrypts secrets for storage, and manages the master key file.
 
-AES-256-GCM. A sealed value opens only with the key and the context it was sealed with, so one
-that is copied to another row or another user does not open there.
+AES-256-GCM. A sealed value can be opened only with the key and the context it was sealed with, so
+a value that is copied to another row or another user cannot be opened there.
 """
 
 import base64
@@ -28,9 +28,9 @@ _HEAD_BYTES: Final = len(_VERSION) + _KEY_ID_BYTES
 
 
 class Vault:
-    """One master key, held in memory.
+    """One master key in memory.
 
-    A sealed value is a version byte, four bytes that name the key, a nonce, and the cipher text.
+    A sealed value is a version byte, four bytes of the key's id, a nonce, and the ciphertext.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -40,18 +40,18 @@ class Vault:
 
     @property
     def key_id(self) -> str:
-        """What names the key without telling it; part of each sealed value."""
+        """An identifier of the key that does not reveal it; part of each sealed value."""
         return self._head[len(_VERSION) :].hex()
 
     @classmethod
     def open(cls, key_file: Path) -> "Vault":
-        """Read the master key, made first (mode 0600) if the file is absent.
+        """Read the master key, created with mode 0600 if the file is absent.
 
-        Raises StartFailed, with a hint, when the file cannot be read or made, or holds no key.
+        Raises StartFailed, with a hint, if the file cannot be read or created, or holds no key.
         """
         try:
             if not key_file.exists():
-                # Whole or not at all: half a key would make the next start fail.
+                # Written atomically: half a key would make the next start fail.
                 replace_private(key_file, f"{values.new_key().reveal()}\n")
                 log.info("master key created", extra={"path": str(key_file)})
             if stat.S_IMODE(key_file.stat().st_mode) & 0o077:
@@ -68,20 +68,20 @@ class Vault:
         return cls(_parse_key(text, key_file))
 
     def seal(self, plain: bytes, context: str) -> bytes:
-        """Encrypt; two seals of one value differ."""
+        """Encrypt a value; sealing it twice gives different results."""
         nonce = values.new_bytes(_NONCE_BYTES)
         sealed = self._cipher.encrypt(nonce, plain, self._head + context.encode())
         return self._head + nonce + sealed
 
     def derive(self, context: str) -> str:
-        """Return a key that is always the same for a context, and that nobody else can make."""
+        """Derive a key from the master key and a context; always the same."""
         made = hmac.digest(self._source, context.encode(), "sha256")
         return base64.urlsafe_b64encode(made).decode().rstrip("=")
 
     def unseal(self, sealed: bytes, context: str) -> bytes:
-        """Decrypt what `seal` gave for the same context.
+        """Decrypt the result of `seal` for the same context.
 
-        Raises AgentsvcError when it was sealed with another key or context, or was changed.
+        Raises AgentsvcError if it was sealed with another key or context, or was changed.
         """
         body = _HEAD_BYTES + _NONCE_BYTES
         head, nonce = sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:body]
