@@ -1,7 +1,7 @@
 """The configuration: every key with its default, read from file, environment and command line.
 
 Begin with `schema`, which has the sections. `layers` merges the sources, `file` writes `config.toml`, and
-`data_directory` says where the server keeps things. What users set for themselves is in `settings`.
+`data_directory` has the paths of the server's files. Settings of users are in the package `settings`.
 Imports `base`, `domain` and `plugin`.
 """
 

@@ -1,6 +1,6 @@
-"""The data directory: what lies where in it, and that nobody else reads it.
+"""The data directory: the paths in it, and its protection from other users.
 
-That one server at a time uses it is seen to by `storage.lock_data_dir`.
+The lock that keeps other servers off it is `storage.lock_data_dir`.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ _CHOOSE_ANOTHER = "choose another directory with --data-dir"
 
 
 class _Below:
-    """A path below the data directory, as an attribute of that."""
+    """A path below the data directory, as an attribute of `DataDirectory`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,35 +27,35 @@ class _Below:
 
 
 class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory that holds all the server keeps."""
+    """The directory with all files of the server."""
 
     path: Path
 
     database = _Below("agentsvc.db")
     """The SQLite file."""
     master_key = _Below("master.key")
-    """The key that seals stored secrets."""
+    """The master key, which seals stored secrets."""
     next_master_key = _Below("master.key.next")
-    """The key that a change of the master key leads to, until that is done."""
+    """The new master key during a rotation."""
     instance_id = _Below("instance-id")
-    """The id of this installation, which labels all that its backends make."""
+    """The id of this installation, which labels everything that its backends create."""
     callback_addresses = _Below("callback-addresses")
-    """Where the server listened, for sandboxes that know no other address."""
+    """Former listening addresses of the server, to which older sandboxes send their callbacks."""
     url = _Below("url")
-    """Where the server that runs is reached on this machine, for commands beside it."""
+    """The URL of the running server on this machine, for local commands."""
     command_key = _Below("command-key")
-    """The API key of commands that are called beside the server."""
+    """The API key of local commands."""
     first_key = _Below("first-key")
-    """The first API key and a login link, where there was no terminal to show them on."""
+    """The first API key and a login link, if there was no terminal to print them on."""
     backends = _Below("backends")
-    """The directory in which each backend has one of its own."""
+    """The parent of the backends' private directories."""
     archives = _Below("archives")
-    """The directory of saved workspaces."""
+    """The directory of archives."""
     checkouts = _Below("checkouts")
-    """The directory of what the server itself fetches of repositories, for a moment."""
+    """The directory of the server's own temporary checkouts of repositories."""
 
     def is_in_use(self) -> bool:
-        """Whether a server runs on it."""
+        """Return whether a server is running on this directory."""
         try:
             descriptor = os.open(self.path / "lock", os.O_RDONLY)
         except OSError:
@@ -69,9 +69,9 @@ class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     def prepare(self) -> None:
-        """Make the directory where it is missing, readable by its owner only.
+        """Create the directory if it is missing, readable by its owner only.
 
-        Raises StartFailed if it cannot be made or used, or if others can write to it.
+        Raises StartFailed if it cannot be created or used, or if others can write to it.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,6 +89,6 @@ class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
             ) from exc
 
     def _is_ours(self) -> bool:
-        """Whether nothing but a server of this user put anything here, so its mode is ours to set."""
+        """Return whether this user owns it and it is empty or a server's, so that its mode may be set."""
         owned = self.path.stat().st_uid == os.getuid()
         return owned and (self.database.exists() or not any(self.path.iterdir()))

@@ -1,7 +1,7 @@
-"""Reads configuration layers into one tree, checked key by key against a struct.
+"""Reads configuration layers into one tree, and validates each key against a struct.
 
-Knows tables, keys and types, but no key in particular: those are in `schema`. A section is a
-struct, a dict of structs (`specs.NAME.key`) or a dict of free tables (`backends.NAME.key`).
+Generic: the keys are defined in `schema`. A section is a struct, a dict of structs
+(`specs.NAME.key`) or a dict of free tables (`backends.NAME.key`).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _HINT: Final = "run `agentsvc config default` to see every key with its default"
 
 
 class ConfigSource(StrEnum):
-    """The layer a value is from."""
+    """The layer that a value comes from."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -39,18 +39,18 @@ class ConfigSource(StrEnum):
 
 
 class ConfigLayers(Struct, frozen=True, kw_only=True):
-    """The merged layers: a tree of checked values, and the origin of every key."""
+    """The merged layers: a tree of validated values, and the origin of every key."""
 
     values: dict[str, Any]
     origins: dict[str, ConfigSource]
 
 
 class _EmptyTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may stand where only tables can: one with nothing in it."""
+    """The type of an empty table, valid where keys of a deeper level are expected."""
 
 
 class _Given(Struct, frozen=True):
-    """A value as one layer gives it."""
+    """A value as given by one layer."""
 
     key: tuple[str, ...]
     value: Any
@@ -74,8 +74,8 @@ def read(
 ) -> ConfigLayers:
     """Merge file, environment and command line over the defaults of a struct.
 
-    Raises StartFailed for a file that cannot be read, a key that does not exist (with the nearest
-    one that does), a retired key (with its replacement) and a value of the wrong type.
+    Raises StartFailed for an unreadable file, an unknown key (with the nearest known one), a
+    retired key (with its replacement) and a value of the wrong type.
     """
     merged: dict[tuple[str, ...], _Given] = {}
     for given in _all_given(schema, file, environ, other_variables, overrides):
@@ -94,7 +94,7 @@ def read(
 
 
 def known_keys(schema: type[Struct]) -> list[str]:
-    """Return every key that always exists, dotted; the named tables have none until given."""
+    """Return all dotted keys of sections with a fixed name; named tables have keys only if given."""
     return [
         f"{section.name}.{field.name}"
         for section in msgspec.structs.fields(schema)
@@ -104,7 +104,7 @@ def known_keys(schema: type[Struct]) -> list[str]:
 
 
 def expected(kind: Any) -> str:
-    """Say in words what values a type takes, for messages."""
+    """Describe the valid values of a type, for messages."""
     if kind is _EmptyTable:
         return "a table"
     info = inspect.type_info(kind)
@@ -139,7 +139,7 @@ def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
     return f" of at least {info.ge:g}" if info.ge is not None else ""
 
 
-# Where values come from
+# Sources of values
 
 
 def _all_given(
@@ -168,7 +168,7 @@ def _from_file(schema: type[Struct], file: Path) -> Iterator[_Given]:
 
 
 def _leaves(key: tuple[str, ...], value: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the keys below a table; one that is empty, or no table at all, is a leaf itself."""
+    """Yield the keys below a table; an empty table and any other value are leaves."""
     if depth and isinstance(value, dict) and value:
         for name, below in value.items():
             yield from _leaves((*key, name), below, depth - 1)
@@ -193,14 +193,14 @@ def _parsed(file: Path) -> dict[str, Any]:
 
 def _from_variable(variable: str, text: str, tables: set[tuple[str, ...]]) -> _Given:
     key = tuple(variable.removeprefix(PREFIX).lower().split("__", _SECTION_KEY))
-    # Variables are upper case; a table of the file may be spelled in any case.
+    # Variables are upper case, and a table in the file may have any case.
     spelled = next((table for table in tables if tuple(map(str.lower, table)) == key[:2]), key[:2])
     return _Given(
         key=(*spelled, *key[2:]), value=text, origin=ConfigSource.ENVIRONMENT, source=variable
     )
 
 
-# What a key takes
+# Validation of a key
 
 
 def _checked(schema: type[Struct], given: _Given) -> Any:
@@ -219,7 +219,7 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
             detail=str(exc),
         ) from exc
     except (UnicodeError, RuntimeError) as exc:
-        # It is nested too deeply, or in the home directory of a user that there is not.
+        # Too deeply nested, or `~user` of an unknown user.
         raise StartFailed(
             f"`{given.name}` in {given.source} cannot be read", hint=f"{exc}"
         ) from exc
@@ -227,7 +227,7 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
 
 
 def _kind_of(schema: type[Struct], key: tuple[str, ...]) -> Any:
-    """Return the type of the values of a key, or None if there is no such key."""
+    """Return the type of a key's values, or None if there is no such key."""
     section = _field(schema, key[0])
     if section is None or len(key) > _length(schema, key[0]):
         return None
@@ -240,7 +240,7 @@ def _kind_of(schema: type[Struct], key: tuple[str, ...]) -> Any:
 
 
 def _length(schema: type[Struct], section: str) -> int:
-    """Return how many names the keys of a section consist of."""
+    """Return the number of names in the keys of a section."""
     kind = _field(schema, section)
     return _SECTION_KEY if kind is None or _is_struct(kind) else _NAMED_KEY
 
@@ -255,7 +255,7 @@ def _inner(section: Any) -> Any:
 
 
 def _converted(given: _Given, kind: Any) -> Any:
-    """Return the value as the type wants it; text from outside the file is read leniently."""
+    """Convert a value to its type; text from outside the file is parsed leniently."""
     if kind is _EmptyTable:
         msgspec.convert(given.value, kind)
         return {}
@@ -277,12 +277,12 @@ def _finite(value: Any) -> Any:
 
 
 def _readings(text: str, kind: Any) -> Iterator[Any]:
-    """Yield what a text may stand for, likeliest first."""
+    """Yield the possible meanings of a text, likeliest first."""
     if kind is not Any:
         yield text
     with contextlib.suppress(msgspec.DecodeError):
         found = msgspec.json.decode(text)
-        # A number may be meant as a text, such as a key; what reads the table knows the type.
+        # A number may be meant as a string, such as a key; the reader of the table knows the type.
         if kind is not Any or type(found) not in (int, float):
             yield found
     if kind is Any:
@@ -295,7 +295,7 @@ def _readings(text: str, kind: Any) -> Iterator[Any]:
 
 
 def _with_paths(value: Any, kind: Any, base: Path | None) -> Any:
-    """Make the paths in a value absolute, also those in structs of a table."""
+    """Make all paths in a value absolute, including those in nested structs."""
     if _is_path(kind):
         return _resolved(value, base)
     if isinstance(value, dict):
@@ -308,13 +308,13 @@ def _with_paths(value: Any, kind: Any, base: Path | None) -> Any:
 
 
 def _resolved(value: Any, base: Path | None) -> Any:
-    """Make paths absolute: those of the file start at the file, others at the working directory."""
+    """Make paths absolute: relative to the config file, or else to the working directory."""
     if not isinstance(value, str):
         return tuple(_resolved(item, base) for item in value)
     return str((base or Path.cwd()) / Path(value).expanduser()) if value else value
 
 
-# Small ones
+# Helpers
 
 
 def _put(values: dict[str, Any], key: tuple[str, ...], value: Any) -> None:

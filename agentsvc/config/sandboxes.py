@@ -11,12 +11,12 @@ from agentsvc.plugin.egress import parse_policy
 
 
 def _expects(words: str, example: Any = None) -> Meta:
-    """Return what messages say that a key takes, and what the default config file shows of it."""
+    """Return metadata of a key: its expected values for messages, an example for the config file."""
     return Meta(extra={"expected": words} | ({"example": example} if example else {}))
 
 
 class OnShutdown(StrEnum):
-    """What becomes of running sandboxes when the server stops."""
+    """What happens to running sandboxes when the server stops."""
 
     LEAVE = "leave"
     PAUSE = "pause"
@@ -24,10 +24,10 @@ class OnShutdown(StrEnum):
 
 
 class MinimumIsolation(StrEnum):
-    """How far sandboxes must be isolated at least."""
+    """The minimum isolation of sandboxes."""
 
     DEFAULT = "default"
-    """As far as their backend is made for."""
+    """The default isolation of the backend."""
     NONE = "none"
     LANDLOCK = "landlock"
     BUBBLEWRAP = "bubblewrap"
@@ -37,12 +37,12 @@ class MinimumIsolation(StrEnum):
 
     @property
     def level(self) -> Isolation | None:
-        """The level it names; None for that of the backend."""
+        """The isolation level; None for the default of the backend."""
         return None if self is MinimumIsolation.DEFAULT else Isolation(self.value)
 
 
 class DefaultLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sandbox may use whose spec does not say; 0 is no limit."""
+    """Limits of a sandbox whose spec sets none; 0 is no limit."""
 
     memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 4 * 1024**3
     disk_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 10 * 1024**3
@@ -51,106 +51,106 @@ class DefaultLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `sandboxes` section: which backend, how patient, what at shutdown."""
+    """The `sandboxes` section: default backend, limits, time limits, idle rules, shutdown."""
 
     default_backend: Annotated[str, Meta(min_length=1)] = "process"
     """Backend of specs that name none"""
     default_spec: str = ""
     """Spec of sandboxes that name none; empty means the first one"""
     isolation: MinimumIsolation = MinimumIsolation.DEFAULT
-    """How far every sandbox must be isolated at least; a server that cannot hold them so does not
-    start: default (what the backend is made for: bubblewrap for processes), none, landlock,
-    bubblewrap, container, gvisor, vm"""
+    """Minimum isolation of every sandbox; a server that cannot provide it does not start:
+    default (the backend's own level: bubblewrap for processes), none, landlock, bubblewrap, container,
+    gvisor, vm"""
     limits: Annotated[
         DefaultLimits, _expects("a table such as `{ pids = 2048, memory_bytes = 4294967296 }`")
     ] = DefaultLimits()
-    """What a sandbox may use whose spec does not say, as far as its backend can enforce it, and of
-    memory at most half of this machine's; 0 is no limit"""
+    """Limits of a sandbox whose spec sets none, as far as its backend can enforce them, and at most half of
+    this machine's memory; 0 is no limit"""
     sweep_seconds: Annotated[float, Meta(gt=0)] = 10.0
-    """Time between two looks at every sandbox"""
+    """Time between two sweeps over all sandboxes"""
     start_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 120.0
-    """Longest time a sandbox may take to become ready"""
+    """Time limit for a sandbox to become ready"""
     call_seconds: Annotated[float, Meta(gt=0)] = 60.0
-    """Longest time one call to a backend may take"""
+    """Time limit of one call to a backend"""
     checkpoints: Annotated[int, Meta(ge=0, le=100)] = 10
-    """Most checkpoints of the files of a sandbox, one before each message to its agent, which waits
+    """Maximum number of file checkpoints per sandbox, one before each message to its agent, which waits
     for it; 0 for none"""
     checkpoint_bytes: Annotated[int, Meta(ge=1)] = 1024**3
-    """Most disk that the checkpoints of one sandbox may take"""
+    """Maximum disk space of the checkpoints of one sandbox"""
     model_hosts: tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...] = ()
-    """Hosts that are not public and at which users' models may be, for sandboxes that are not
-    `open` and for ports of a container's machine; as in allow_hosts"""
+    """Hosts at private addresses that may serve users' models, for sandboxes whose network is not `open`
+    and for ports of a container's machine; in the format of allow_hosts"""
     max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
-    """Most sandboxes that run at a time; 0 is no limit"""
+    """Maximum number of running sandboxes; 0 is no limit"""
     max_running_per_user: Annotated[int, Meta(ge=0, le=10**6)] = 0
-    """Most that run at a time for one user; 0 is no limit"""
+    """Maximum number of running sandboxes per user; 0 is no limit"""
     max_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
-    """Most memory that the running ones together may be limited to; 0 is no limit, and so counts a
-    spec without one"""
+    """Maximum sum of the memory limits of running sandboxes; 0 is no limit; a spec without a memory limit
+    counts as 0"""
     when_full: WhenFull = WhenFull.REJECT
-    """What to do over these limits, where a request does not say: reject, queue, or pause_idle,
-    which pauses the one idle longest"""
+    """What to do beyond these limits if a request does not say: reject, queue, or pause_idle, which
+    pauses the sandbox that has been idle longest"""
     max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 100
-    """Most sandboxes that may wait for room at a time"""
+    """Maximum number of sandboxes that wait for room"""
     pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
-    """Time without use after which a sandbox is paused; the next message to one of its
-    conversations resumes it; 0 is never"""
+    """Idle time after which a sandbox is paused; the next message to one of its conversations resumes
+    it; 0 is never"""
     reclaim_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
-    """Time without use after which the memory of a paused sandbox is pushed out to swap, where this
-    machine has any and the backend can; elsewhere it is paused; 0 is never"""
+    """Idle time after which the memory of a paused sandbox is moved to swap, if this machine has any
+    and the backend supports it; otherwise it is only paused; 0 is never"""
     hibernate_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
-    """Time without use after which memory and processes of a paused sandbox are kept on disk and
-    take no memory, where the backend can; elsewhere as reclaim_after_seconds says; 0 is never"""
+    """Idle time after which memory and processes of a paused sandbox are moved to disk, if the backend
+    supports it; otherwise it is treated as by reclaim_after_seconds; 0 is never"""
     stop_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
-    """Time without use after which a sandbox is stopped: it keeps its files and no memory, and is
-    started again as a paused one is resumed; 0 is never"""
+    """Idle time after which a sandbox is stopped: it keeps its files, uses no memory, and is started
+    again when a paused one would be resumed; 0 is never"""
     delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
-    """Time without use after which a sandbox is deleted with its files; 0 is never"""
+    """Idle time after which a sandbox is deleted with its files; 0 is never"""
     min_available_memory: Annotated[int, Meta(ge=0, le=2**60)] = 0
-    """Available memory of this machine, or of the server's own limit, below which idle sandboxes on
-    it rest one tier deeper, the longest unused first: paused, reclaimed, then on disk, as far as
-    their backend can; 0 is off"""
+    """Available memory of this machine, or within the server's own limit, below which its idle sandboxes
+    are moved one tier deeper, the longest idle first: paused, reclaimed, then on disk, as far as their
+    backend supports it; 0 is off"""
     stop_under_pressure: bool = False
-    """Whether those that can rest no deeper with their memory are stopped then, and keep their
-    files only"""
+    """Whether sandboxes that cannot go deeper with their memory are then stopped and keep only their
+    files"""
     min_idle_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 60.0
-    """Time without use after which a sandbox may be paused to make room"""
+    """Idle time after which a sandbox may be paused to make room"""
     pool_age_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 21600.0
-    """Age at which a sandbox of a spec's `pool` is replaced"""
+    """Age at which a spare of a spec's `pool` is replaced"""
     orphan_grace_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 300.0
-    """Age at which a sandbox of ours that no record knows is deleted"""
+    """Age at which an orphan, a sandbox of this installation without a record, is deleted"""
     on_shutdown: OnShutdown = OnShutdown.LEAVE
     """What happens to running sandboxes at shutdown: leave, pause or delete"""
 
     def __post_init__(self) -> None:
-        """Refuse hosts that cannot be meant; the loader says where they stand."""
+        """Raise BadHost for invalid hosts; the loader reports the section."""
         parse_policy("allowlist", self.model_hosts)
 
 
 class CapacityConfig(Struct, frozen=True, kw_only=True):
-    """What every `backends.NAME` table may say: how much runs there at a time; 0 is no limit."""
+    """Keys of every `backends.NAME` table: limits of what runs at a time; 0 is no limit."""
 
     max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
     max_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
 
 
 class ArchivesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `archives` section: workspaces that are saved in the data directory."""
+    """The `archives` section: workspaces saved in the data directory."""
 
     on_delete: bool = False
     """Save the workspace of a conversation that is deleted with its sandbox"""
     max_bytes: Annotated[int, Meta(ge=1024, le=2**50)] = 1024**3
-    """Largest archive of one workspace, compressed"""
+    """Maximum compressed size of one archive"""
     max_unpacked_bytes: Annotated[int, Meta(ge=1024, le=2**50)] = 4 * 1024**3
-    """Largest workspace that is saved; holes in sparse files do not count"""
+    """Maximum size of a workspace that is saved; holes in sparse files do not count"""
     max_files: Annotated[int, Meta(ge=1, le=10**8)] = 200_000
-    """Most files a workspace that is saved may have"""
+    """Maximum number of files of a workspace that is saved"""
     save_seconds: Annotated[float, Meta(gt=0)] = 900.0
-    """Longest time that saving a workspace, or restoring it, may take"""
+    """Time limit for saving or restoring a workspace"""
     keep_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
     """Age at which archives are deleted; 0 is never"""
     max_total_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
-    """What all archives together may take; the oldest are deleted; 0 is no limit"""
+    """Maximum size of all archives together; the oldest are deleted; 0 is no limit"""
 
 
 class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,7 +162,7 @@ class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SpecLimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What sandboxes of a spec may use; nothing said is as in `sandboxes.limits`, 0 is no limit."""
+    """Limits of sandboxes of a spec; absent ones are as in `sandboxes.limits`, 0 is no limit."""
 
     cpus: Annotated[float, Meta(gt=0, le=10**6)] | None = None
     memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
@@ -172,7 +172,7 @@ class SpecLimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of a sandbox of a spec that nobody uses; nothing said is as for all."""
+    """Idle rules of a spec; absent ones are as in `sandboxes`."""
 
     pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     reclaim_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
@@ -182,20 +182,20 @@ class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `specs.NAME` table: a template from which sandboxes are made."""
+    """A `specs.NAME` table: a template for sandboxes."""
 
     id: Annotated[str, Meta(max_length=255)] = ""
-    """Id that clients see; empty means the table's name"""
+    """Id for clients; empty means the table's name"""
     backend: str = ""
-    """Backend that runs it; empty means sandboxes.default_backend"""
+    """Backend that runs its sandboxes; empty means sandboxes.default_backend"""
     image: str = ""
-    """Image, where the backend has images"""
+    """Image, if the backend has images"""
     command: Annotated[
         tuple[str, ...] | None, _expects("a list of strings", ["agent-server", "--port", "8000"])
     ] = None
     """Command that starts the agent server; absent means the backend's own"""
     env: dict[str, str] = {}
-    """Environment of the command"""
+    """Environment variables of the command"""
     working_dir: str = ""
     """Directory in which the agent works"""
     ports: Annotated[
@@ -205,7 +205,7 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             [{"name": "agent", "number": 8000, "awaited": True}],
         ),
     ] = ()
-    """Ports it listens on: name, number (0 lets the backend choose), awaited"""
+    """Ports that sandboxes serve: name, number (0 lets the backend choose), awaited"""
     limits: Annotated[
         SpecLimitsConfig,
         _expects(
@@ -213,17 +213,17 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
         ),
     ] = SpecLimitsConfig()
-    """What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not said is as in
-    sandboxes.limits, and 0 is no limit"""
+    """Limits: cpus, memory_bytes, disk_bytes, pids, open_files; absent ones are as in sandboxes.limits,
+    and 0 is no limit"""
     isolation: Isolation = Isolation.NONE
-    """How far it must be isolated; see sandboxes.isolation"""
+    """Minimum isolation; see sandboxes.isolation"""
     network: Network = Network.OPEN
-    """Where it may connect to: open, allowlist, or none but this server"""
+    """Where its sandboxes may connect to: open, allowlist, or none but this server"""
     allow_hosts: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
         _expects("a list of host names", ["pypi.org", "*.example.org"]),
     ] = ()
-    """Hosts an `allowlist` lets through; "*." before one for all below it"""
+    """Hosts that the network `allowlist` permits; "*." and a domain for all hosts below it"""
     idle: Annotated[
         IdleConfig,
         _expects(
@@ -231,10 +231,10 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},
         ),
     ] = IdleConfig()
-    """When one that nobody uses is paused, reclaimed, hibernated, stopped or deleted, in place of
-    sandboxes.*: pause_after_seconds, reclaim_after_seconds, hibernate_after_seconds,
+    """Idle times after which its sandboxes are paused, reclaimed, hibernated, stopped or deleted, instead
+    of sandboxes.*: pause_after_seconds, reclaim_after_seconds, hibernate_after_seconds,
     stop_after_seconds, delete_after_seconds; 0 is never"""
     pool: Annotated[int, Meta(ge=0, le=100)] = 0
-    """How many are started before anybody asks for one"""
+    """Number of spares that are started before anybody asks for one"""
     options: dict[str, Any] = {}
-    """Anything more the backend understands"""
+    """Further options of the backend"""

@@ -1,7 +1,7 @@
 """The configuration schema: every key with its default, bounds and description.
 
 Values come in four layers: defaults, the config file, `AGENTSVC_<SECTION>__<KEY>` variables and
-the command line, each winning over the ones before it. How they are read is in `layers`.
+the command line; later layers override earlier ones. `layers` reads and merges them.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ RETIRED_KEYS: Final[Mapping[str, str]] = {
     " [backends.process] is what `own_network = false` meant",
     "server.max_keyless_sockets": "use `server.max_connections_per_address`, which bounds them, too",
 }
-"""Keys that are gone, each with what to use instead; kept for one minor version."""
+"""Removed keys, each with its replacement; kept for one minor version."""
 
 _URL = r"^(https?://[^/\s@]+(/\S*)?)?$"
 _URL_EXPECTED = {"expected": "an http or https URL, or nothing"}
@@ -58,7 +58,7 @@ _PATH = {"path": True}
 
 
 class LogLevel(StrEnum):
-    """The least serious lines that are written."""
+    """The minimum severity of log lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -67,7 +67,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a log line looks."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -79,54 +79,54 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     """Address to listen on"""
     port: Annotated[int, Meta(ge=0, le=65535)] = 3000
-    """Port to listen on; 0 takes any free one"""
+    """Port to listen on; 0 takes any free port"""
     data_dir: Annotated[str, Meta(extra=_PATH)] = ""
     """Directory for database, keys and sandboxes; empty means $XDG_DATA_HOME/agentsvc"""
     public_url: Annotated[str, Meta(pattern=_URL, extra=_URL_EXPECTED)] = ""
-    """URL at which clients reach the server, with its path if it has one; empty means what each
-    request says"""
+    """URL at which clients reach the server, with its path if it has one; empty to derive it from each
+    request"""
     internal_url: Annotated[str, Meta(pattern=_URL, extra=_URL_EXPECTED)] = ""
     """URL at which sandboxes reach the server; empty means http://127.0.0.1 and the port"""
     trusted_proxies: Annotated[
         tuple[Annotated[str, Meta(pattern=_NETWORK)], ...], Meta(extra=_NETWORKS_EXPECTED)
     ] = ()
-    """Addresses or networks of proxies whose X-Forwarded-* or Forwarded headers say where clients
-    reach the server"""
+    """Addresses or networks of proxies whose X-Forwarded-* or Forwarded headers are trusted for the
+    address of the client and the URL of the server"""
     cors_origins: Annotated[
         tuple[Annotated[str, Meta(pattern=_ORIGIN)], ...], Meta(extra=_ORIGINS_EXPECTED)
     ] = ()
-    """Origins whose web pages may call the server from a browser; * for every one"""
+    """Origins whose web pages may call the server from a browser; * for all"""
     allowed_hosts: Annotated[
         tuple[Annotated[str, Meta(pattern=_HOST)], ...], Meta(extra=_HOSTS_EXPECTED)
     ] = ()
-    """Host names at which browsers may reach the server, beside those of its URLs and of this
-    machine, and addresses; `*.` before one for all below it, * for every one"""
+    """Host names at which browsers may reach the server, in addition to those of its URLs, of this
+    machine, and IP addresses; `*.` and a domain for all hosts below it, * for all"""
     device_login: bool = True
-    """Let programs without a key ask for one at /oauth/device; a person with a key approves it"""
+    """Let programs without a key request one at /oauth/device; a user with a key approves it"""
     login_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 604800.0
     """Time after which a browser has to log in again"""
     max_body_bytes: Annotated[int, Meta(ge=1024, le=2**31)] = 10 * 1024 * 1024
-    """Largest request body that is read"""
+    """Maximum size of a request body"""
     request_seconds: Annotated[float, Meta(gt=0)] = 120.0
-    """Longest time a request may take; streams are exempt"""
+    """Time limit of a request; streams are exempt"""
     idle_seconds: Annotated[float, Meta(gt=0)] = 75.0
-    """Longest time a connection may take to send the head of a request"""
+    """Time limit for a connection to send the head of a request"""
     stall_seconds: Annotated[float, Meta(gt=0)] = 30.0
-    """Longest time a client may take nothing of an answer, or send nothing of a body"""
+    """Time limit for a client that reads nothing of a response, or sends nothing of a body"""
     max_connections: Annotated[int, Meta(ge=8, le=100_000)] = 2000
-    """Most connections at a time, and at most a quarter of the files that the server may open: up to
-    half of them without a good key, up to three quarters with keys of sandboxes, and as many of one
-    user"""
+    """Maximum number of concurrent connections, also limited to a quarter of the server's limit of
+    open files: at most half of them without a valid key, three quarters with keys of sandboxes, and
+    three quarters of one user"""
     max_connections_per_address: Annotated[int, Meta(ge=0, le=100_000)] = 200
-    """Most connections at a time of one address, or of one client that a trusted proxy names, which
-    have shown no good key; 0 is no limit"""
+    """Maximum number of concurrent connections without a valid key from one address, or from one client
+    as named by a trusted proxy; 0 is no limit"""
     first_message_seconds: Annotated[float, Meta(gt=0)] = 10.0
-    """Longest time a WebSocket without a key may take to send one"""
+    """Time limit for a WebSocket without a key to send one"""
     shutdown_grace_seconds: Annotated[float, Meta(ge=0)] = 10.0
-    """Time that requests and tasks get to end at shutdown"""
+    """Time limit for requests and tasks to finish at shutdown"""
 
     def own_urls(self) -> tuple[str, ...]:
-        """Return where this server is reached, as far as that is configured."""
+        """Return the configured URLs of this server."""
         return tuple(filter(None, (self.public_url, self.internal_url)))
 
 
@@ -134,26 +134,26 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The `gateway` section: how clients reach the servers inside sandboxes."""
 
     start_seconds: Annotated[float, Meta(ge=0)] = 30.0
-    """Longest time a request waits for a sandbox that is starting"""
+    """Longest time that a request waits for a starting sandbox"""
     connect_seconds: Annotated[float, Meta(gt=0)] = 10.0
-    """Longest time a connection to a port of a sandbox may take"""
+    """Time limit for connecting to a port of a sandbox"""
     resume_on_traffic: bool = False
-    """Resume a paused sandbox when a request for it comes, not refuse it"""
+    """Resume a paused sandbox on a request for it, instead of refusing the request"""
     sandbox_domain: Annotated[
         str, Meta(pattern=_WILDCARD, max_length=190, extra=_WILDCARD_EXPECTED)
     ] = ""
-    """Names such as *.sandboxes.example.org that lead to the server, so that each work port and
-    editor has an origin of its own; empty means that URLs have paths"""
+    """Wildcard name such as *.sandboxes.example.org that resolves to the server, so that each work
+    port and editor has an origin of its own; empty means that they are served below paths"""
     trust_editors: bool = False
-    """Let a sandbox's editor have the server's origin where it has none of its own: what a sandbox
-    serves there can do what a browser can that is logged in"""
+    """Let a sandbox's editor share the server's origin if it has none of its own: whatever a sandbox
+    serves there can then act as the logged-in browser"""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `log` section."""
 
     level: LogLevel = LogLevel.INFO
-    """Least serious lines to write: debug, info, warning or error"""
+    """Minimum severity of log lines: debug, info, warning or error"""
     format: LogFormat = LogFormat.TEXT
     """text for people or json for machines, one line each"""
 
@@ -166,58 +166,59 @@ class AuditConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `limits` section: after which 429 is answered; 0 is no limit."""
+    """The `limits` section: limits beyond which requests get a 429; 0 is no limit."""
 
     requests_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 120_000
-    """Requests a minute with one key; 0 is no limit"""
+    """Requests per minute with one key; 0 is no limit"""
     refused_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 300
-    """Requests a minute without a good key from one address; 0 is no limit"""
+    """Requests per minute without a valid key from one address; 0 is no limit"""
     connections_per_sandbox: Annotated[int, Meta(ge=0, le=100_000)] = 128
-    """Connections at a time with the keys of one sandbox; 0 is no limit"""
+    """Concurrent connections with the keys of one sandbox; 0 is no limit"""
     sandbox_requests_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 60_000
-    """Requests a minute with the keys of one sandbox; beyond it they wait up to 10 seconds before
+    """Requests per minute with the keys of one sandbox; further ones wait up to 10 seconds before
     they are refused; 0 is no limit"""
     report_bytes_per_minute: Annotated[int, Meta(ge=0, le=10**12)] = 256 * 1024 * 1024
-    """Bytes a minute that one sandbox may report, 64 MiB of them at once; more wait up to 10
+    """Bytes per minute that one sandbox may report, in bursts of up to 64 MiB; more wait up to 10
     seconds before they are refused; 0 is no limit"""
     event_bytes_per_sandbox: Annotated[int, Meta(ge=0, le=2**50)] = 4 * 1024**3
-    """Bytes of events that are stored of the conversations of one sandbox; 0 is no limit"""
+    """Bytes of stored events of all conversations of one sandbox; 0 is no limit"""
     adopted_per_sandbox: Annotated[int, Meta(ge=0, le=10**6)] = 100
-    """Conversations that one sandbox may report which the server has not started; 0 is no limit"""
+    """Conversations that one sandbox may report although the server did not start them; 0 is no
+    limit"""
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `idempotency` section."""
 
     keep_seconds: Annotated[float, Meta(ge=1, le=10**9)] = 86_400.0
-    """How long a request with an `Idempotency-Key` is answered the same again"""
+    """How long a repeated request with the same `Idempotency-Key` gets the same response"""
     max_keys_per_user: Annotated[int, Meta(ge=1, le=10**9)] = 50_000
-    """How many answers are kept for one user"""
+    """Maximum number of stored responses per user"""
     max_bytes_per_user: Annotated[int, Meta(ge=2**20, le=2**50)] = 268_435_456
-    """How many bytes these answers may have"""
+    """Maximum size of the stored responses per user, in bytes"""
 
 
 class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `v0` section."""
 
     enabled: bool = True
-    """Serve the older API below /api too, for clients that need it"""
+    """Serve the older API below /api as well, for clients that need it"""
 
 
 class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `git` section: git hosting services."""
 
     check_tokens: bool = True
-    """Ask a git hosting service whether a token is good before keeping it"""
+    """Check each token with its git hosting service before storing it"""
     api_seconds: Annotated[float, Meta(gt=0)] = 10.0
-    """Longest time a git hosting service may take to answer"""
+    """Time limit for a response of a git hosting service"""
     private_hosts: tuple[Annotated[str, Meta(min_length=1, max_length=300)], ...] = ()
-    """Hosts of git services at addresses that are not public, which the server asks for every user,
-    as `allow_hosts` names them; for administrators it asks all. One on this machine's loopback
-    interface needs its port, and sandboxes reach it"""
+    """Hosts of git services at private addresses that the server may call for every user, in the format
+    of `allow_hosts`; for administrators it may call all. A host on this machine's loopback interface
+    needs its port, and sandboxes can reach it"""
 
     def __post_init__(self) -> None:
-        """Refuse hosts that cannot be meant; the loader says where they stand."""
+        """Raise BadHost for invalid hosts; the loader reports the section."""
         parse_policy("allowlist", self.private_hosts)
 
 
@@ -227,11 +228,11 @@ class PluginsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dirs: Annotated[tuple[str, ...], Meta(extra=_PATH)] = ()
     """Directories to load plugins from, relative to this file"""
     disable: tuple[str, ...] = ()
-    """Names of plugins that are not even imported"""
+    """Names of plugins that are not imported"""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration, checked."""
+    """The whole configuration, validated."""
 
     server: ServerConfig = ServerConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -248,24 +249,24 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     v0: V0Config = V0Config()
     plugins: PluginsConfig = PluginsConfig()
     extensions: dict[str, dict[str, Any]] = {}
-    """The settings of plugins by their names: what was set, without defaults."""
+    """The configured settings of plugins by plugin name, without defaults."""
     backends: dict[str, dict[str, Any]] = {}
     specs: dict[str, SpecConfig] = {}
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """A configuration and where it came from."""
+    """A configuration and its sources."""
 
     config: Config
     origins: dict[str, ConfigSource]
-    """For every key, dotted, the layer its value is from."""
+    """The layer of each value, by dotted key."""
     path: Path | None
-    """The config file that was read, if one was."""
+    """The path of the config file, or None."""
     sections: Mapping[str, type[Struct]] = {}
-    """The sections of plugins: what is set in them is in `config.extensions`."""
+    """The sections of plugins, whose values are in `config.extensions`."""
 
     def tree(self) -> dict[str, Any]:
-        """Return all values by section and key; raises StartFailed where a plugin's do not fit."""
+        """Return all values by section and key; raises StartFailed if a plugin's are invalid."""
         found: dict[str, Any] = msgspec.to_builtins(self.config)
         for section, kind in self.sections.items():
             found[section] = msgspec.to_builtins(settings_of(self.config, section, kind))
@@ -279,11 +280,12 @@ def load(
     *,
     sections: Mapping[str, type[Struct]] | None = None,
 ) -> Loaded:
-    """Read all layers and return the checked configuration.
+    """Read all layers and return the validated configuration.
 
-    `sections` are those of plugins, each with the struct of its keys. `file` is what the command line names; without it the file is looked for as `find_file` says.
-    `overrides` maps dotted keys to values of the command line; None stands for an option not
-    given. Raises StartFailed, naming key, value and source, at the first thing that is wrong.
+    `sections` are those of plugins, each with the struct of its keys. `file` is the option of the command
+    line; without it `find_file` searches for the file. `overrides` maps dotted keys to values from the
+    command line; None means that the option was not given. Raises StartFailed for the first error,
+    naming key, value and source.
     """
     path = find_file(file, environ)
     own = sections or {}
@@ -298,13 +300,13 @@ def load(
     values = dict(found.values)
     of_plugins = {name: values.pop(name) for name in own if name in values}
     values["extensions"] = extensions = dict(values.get("extensions", {}))
-    # Tables inside of them, too, are what was set; their plugin reads them.
+    # Nested tables, too, stay as configured: their plugin parses them.
     for name, table in msgspec.to_builtins(of_plugins).items():
         extensions[name] = {**extensions.get(name, {}), **table}
     try:
         config = _with_spec_ids(msgspec.convert(values, Config))
     except msgspec.ValidationError as exc:
-        # Each key fits its type; this is what a section refuses by itself.
+        # Each key is valid by its type; this error is from a section's own validation.
         why, _, section = str(exc).partition(" - at `$.")
         raise StartFailed(
             f"the section `{section.rstrip('`')}` cannot be used: {why}",
@@ -314,9 +316,9 @@ def load(
 
 
 def settings_of[T: Struct](config: Config, plugin: str, kind: type[T]) -> T:
-    """Return the settings of a plugin, with its defaults; raises StartFailed where they do not fit."""
+    """Return the settings of a plugin with defaults; raises StartFailed if they are invalid."""
     try:
-        # Values from the environment are texts.
+        # Values from environment variables are strings.
         return msgspec.convert(config.extensions.get(plugin, {}), kind, strict=False)
     except msgspec.ValidationError as exc:
         raise StartFailed(
@@ -326,7 +328,7 @@ def settings_of[T: Struct](config: Config, plugin: str, kind: type[T]) -> T:
 
 
 def with_sections(sections: Mapping[str, type[Struct]]) -> type[Struct]:
-    """Return what can be configured where plugins have these sections."""
+    """Return the configuration struct extended by the sections of plugins."""
     if not sections:
         return Config
     fields = [(name, kind, kind()) for name, kind in sections.items()]
@@ -336,9 +338,9 @@ def with_sections(sections: Mapping[str, type[Struct]]) -> type[Struct]:
 def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the config file to read, or None if there is none.
 
-    The command line wins over `AGENTSVC_CONFIG`, and that over
-    `$XDG_CONFIG_HOME/agentsvc/config.toml`. The working directory is not searched: what a server
-    does must not depend on where it was started. A file that was named must exist.
+    `--config` takes precedence over `AGENTSVC_CONFIG`, and that over
+    `$XDG_CONFIG_HOME/agentsvc/config.toml`. The working directory is not searched, so that a server
+    does not depend on where it was started. A named file must exist.
     """
     if named is not None:
         return _existing(named, "--config")
@@ -349,12 +351,12 @@ def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def config_dir(environ: Mapping[str, str]) -> Path:
-    """Return the user's usual place for configuration."""
+    """Return the user's default directory for configuration."""
     return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "agentsvc"
 
 
 def data_dir(config: Config, environ: Mapping[str, str]) -> Path:
-    """Return the data directory: the configured one, else the user's usual place for data."""
+    """Return the data directory: the configured one, or the user's default directory for data."""
     if config.server.data_dir:
         return Path(config.server.data_dir)
     return _xdg(environ, "XDG_DATA_HOME", ".local/share") / "agentsvc"
@@ -368,14 +370,14 @@ def _existing(path: Path, source: str) -> Path:
 
 
 def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
-    # The XDG rules say that a relative path in these variables is to be ignored.
+    # The XDG specification requires relative paths in these variables to be ignored.
     named = Path(environ.get(variable) or ".")
     if named.is_absolute():
         return named
     try:
         return Path(environ.get("HOME") or Path.home()) / fallback
     except RuntimeError:
-        # A user that the system does not know; Docker says the same of them.
+        # The current user has no passwd entry; Docker falls back to "/", too.
         return Path("/") / fallback
 
 
