@@ -1,6 +1,6 @@
 """Requests in the server's own terms: orders, agent options, tool servers (MCP), repositories.
 
-Begin with `orders`. Both generations of the API translate to these values; nothing here does I/O.
+Begin with `orders`. Both API generations translate their requests to these values; no I/O.
 Imports `base` only.
 """
 

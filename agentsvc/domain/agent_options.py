@@ -1,7 +1,7 @@
-"""The finer settings of an agent and its language model: what they are and their bounds.
+"""Options of an agent and its language model, beyond the basic settings, with their limits.
 
-Field names are those of the agent server, because that is where they go. A field that is None is
-not set: the agent server decides. Secrets in here leave only through `llm_to_agent`.
+Field names are those of the agent server, to which they are sent. None means not set: the agent
+server decides. Secrets leave this module only through `llm_to_agent`.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _SECRET_MAX: Final = 65536
 
 
 class LlmOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything about a language model but its name, its key and its URL."""
+    """All options of a language model except its name, its key and its URL."""
 
     api_version: Text | None = None
     """Version of the API, for models of Azure; null: the provider's latest"""
@@ -41,66 +41,66 @@ class LlmOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     aws_session_token: Secret | None = None
     """Session token of AWS, for models of Bedrock; null: none"""
     aws_region_name: Text | None = None
-    """Region of AWS, for models of Bedrock; null: the usual one"""
+    """Region of AWS, for models of Bedrock; null: the default one"""
     aws_profile_name: Text | None = None
     """Profile of AWS, for models of Bedrock; null: none"""
     aws_role_name: Text | None = None
-    """Role of AWS to take on, for models of Bedrock; null: none"""
+    """Role of AWS to assume, for models of Bedrock; null: none"""
     aws_session_name: Text | None = None
-    """Name of the session in which the role is taken on; null: none"""
+    """Name of the session for the assumed role; null: none"""
     aws_bedrock_runtime_endpoint: Text | None = None
-    """URL of Bedrock, where it is not at its usual place; null: the usual one"""
+    """URL of Bedrock, if it is not the default one; null: the default one"""
     openrouter_site_url: Text | None = None
-    """Site that OpenRouter is told it is called from; null: the one of OpenHands"""
+    """Site that is reported to OpenRouter as the caller; null: the one of OpenHands"""
     openrouter_app_name: Text | None = None
-    """Program that OpenRouter is told it is called from; null: `OpenHands`"""
+    """Application name that is reported to OpenRouter; null: `OpenHands`"""
     num_retries: Count | None = None
-    """How often a failed call is tried again; null: 5"""
+    """Number of retries of a failed call; null: 5"""
     retry_multiplier: Amount | None = None
-    """By how much the wait grows from one retry to the next; null: 8"""
+    """Factor by which the wait grows with each retry; null: 8"""
     retry_min_wait: Count | None = None
     """Seconds before the first retry; null: 8"""
     retry_max_wait: Count | None = None
-    """Seconds between two retries at most; null: 64"""
+    """Maximum seconds between two retries; null: 64"""
     timeout: Count | None = None
-    """Seconds one call may take; null: 300"""
+    """Time limit of one call in seconds; null: 300"""
     stream_idle_timeout: Amount | None = None
-    """Seconds a streamed answer may pause; null: 300"""
+    """Seconds that a streamed answer may pause; null: 300"""
     max_message_chars: Positive | None = None
-    """Characters of an event that the model is sent at most; null: 30,000"""
+    """Maximum characters of an event that are sent to the model; null: 30,000"""
     temperature: Amount | None = None
-    """0 for steady answers, more for varied ones; null: the model's own"""
+    """Sampling temperature: 0 for deterministic answers, more for varied ones; null: the model's own"""
     top_p: Part | None = None
-    """Share of the likely words to choose from, 0 to 1; null: the model's own"""
+    """Nucleus sampling: share of the likeliest tokens to choose from, 0 to 1; null: the model's own"""
     top_k: Amount | None = None
-    """Number of likely words to choose from; null: the model's own"""
+    """Number of the likeliest tokens to choose from; null: the model's own"""
     max_input_tokens: Positive | None = None
-    """Most tokens the model reads; null: what is known of the model"""
+    """Maximum tokens of a prompt; null: what is known of the model"""
     max_output_tokens: Positive | None = None
-    """Most tokens the model writes in one answer; null: what is known of the model"""
+    """Maximum tokens of one answer; null: what is known of the model"""
     model_canonical_name: Text | None = None
-    """Name of the model by which its abilities and prices are looked up; null: `model`"""
+    """Name of the model for looking up its capabilities and prices; null: `model`"""
     api_mode: Literal["auto", "chat", "responses"] | None = None
-    """Which API of the model is called: `chat` completions, `responses`, or `auto` for the better
-    one it has; null: `auto`"""
+    """API of the model to call: `chat` completions, `responses`, or `auto` for the better one it
+    supports; null: `auto`"""
     capability_overrides: dict[str, bool | str] | None = None
-    """Abilities of the model by name, which are then not looked up; null: none"""
+    """Capabilities of the model by name, which override the known ones; null: none"""
     extra_headers: dict[str, Secret] | None = None
     """Headers of each call by name; values are secrets. Null: none"""
     input_cost_per_token: Amount | None = None
-    """US dollars for a token that is read; null: what is known of the model"""
+    """US dollars per input token; null: what is known of the model"""
     output_cost_per_token: Amount | None = None
-    """US dollars for a token that is written; null: what is known of the model"""
+    """US dollars per output token; null: what is known of the model"""
     ollama_base_url: Text | None = None
     """URL of Ollama; null: none"""
     drop_params: bool | None = None
-    """Whether parameters the model does not know are left out of calls; null: true"""
+    """Whether parameters that the model does not support are omitted; null: true"""
     modify_params: bool | None = None
-    """Whether parameters are adapted to what the model takes; null: true"""
+    """Whether parameters are adapted to what the model supports; null: true"""
     disable_vision: bool | None = None
-    """Whether images are left out although the model could see them; null: false"""
+    """Whether images are omitted even if the model supports them; null: false"""
     disable_stop_word: bool | None = None
-    """Whether stop words are left out of calls; null: false"""
+    """Whether stop words are omitted from calls; null: false"""
     caching_prompt: bool | None = None
     """Whether the provider is asked to cache prompts; null: true"""
     log_completions: bool | None = None
@@ -108,33 +108,33 @@ class LlmOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_completions_folder: Text | None = None
     """Directory of these files in the sandbox; null: `logs/completions`"""
     custom_tokenizer: Text | None = None
-    """Tokenizer that counts tokens; null: that of the model"""
+    """Tokenizer for counting tokens; null: that of the model"""
     native_tool_calling: bool | None = None
-    """Whether the model's own tool calls are used, else they are written as text; null: true"""
+    """Whether the model's native tool calls are used, instead of calls as text; null: true"""
     force_string_serializer: bool | None = None
     """Whether messages are sent as plain text; null: as the model needs it"""
     inline_image_urls: bool | None = None
-    """Whether images are sent instead of their URLs; null: as the model needs it"""
+    """Whether images are sent inline instead of as URLs; null: as the model needs it"""
     reasoning_effort: Annotated[str, Meta(max_length=40)] | None = None
-    """How hard the model thinks: `low`, `medium`, `high`, `xhigh` or `none`; null: `high`"""
+    """Reasoning effort: `low`, `medium`, `high`, `xhigh` or `none`; null: `high`"""
     reasoning_summary: Literal["auto", "concise", "detailed"] | None = None
-    """How much of the thinking is told; null: the model's own"""
+    """Level of detail of the reasoning summary; null: the model's own"""
     enable_encrypted_reasoning: bool | None = None
-    """Whether the thinking is asked for in encrypted form; null: true"""
+    """Whether encrypted reasoning is requested; null: true"""
     prompt_cache_retention: Text | None = None
     """How long the provider keeps cached prompts, as in `24h`; null: `24h`"""
     extended_thinking_budget: Count | None = None
-    """Tokens for thinking; null: 200,000"""
+    """Token budget for reasoning; null: 200,000"""
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    """Number that makes answers repeatable, as far as the provider can; null: none"""
+    """Seed for reproducible answers, as far as the provider supports it; null: none"""
     litellm_extra_body: dict[str, Any] | None = None
     """Further members of each call's body; null: none"""
     safety_settings: list[dict[str, str]] | None = None
-    """Safety settings of the provider, as it names them; null: its own"""
+    """Safety settings of the provider, in its format; null: its own"""
 
 
 class Llm(Struct, frozen=True, kw_only=True):
-    """A language model as it can be saved under a name."""
+    """A language model, as users can save it as a profile."""
 
     model: str | None = None
     api_key: Secret | None = None
@@ -143,108 +143,108 @@ class Llm(Struct, frozen=True, kw_only=True):
 
 
 class CondenserOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a long history is shortened; whether it is, and at which size, is in the settings."""
+    """How a long history is condensed; whether it is, and from which size, is in the settings."""
 
     condenser_kind: Literal["llm_summarizing", "no_op"] | None = None
-    """`llm_summarizing` lets the model sum up what is long ago, `no_op` shortens nothing; null:
+    """`llm_summarizing` lets the model summarize old events, `no_op` condenses nothing; null:
     `llm_summarizing`"""
     max_tokens: Positive | None = None
-    """Tokens of the history from which it is shortened; null: only `max_size` counts"""
+    """Tokens of the history from which it is condensed; null: only `max_size` counts"""
     keep_first: Count | None = None
-    """Number of first events that always stay as they are; null: 2"""
+    """Number of first events that are always kept; null: 2"""
     minimum_progress: Fraction | None = None
-    """Part of the history that a shortening has to take away, between 0 and 1; null: 0.1"""
+    """Minimum part of the history that condensing has to remove, between 0 and 1; null: 0.1"""
     hard_context_reset_max_retries: Positive | None = None
-    """How often a history that is too long for the model is shortened again; null: 5"""
+    """Maximum retries of condensing a history that is too long for the model; null: 5"""
     hard_context_reset_context_scaling: Fraction | None = None
-    """What the history is multiplied by at each of these tries, between 0 and 1; null: 0.8"""
+    """Factor by which the history shrinks with each of these retries, between 0 and 1; null: 0.8"""
 
 
 class VerificationOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The critic that rates what the agent does, and what follows from a bad mark."""
+    """The critic that rates the agent's work, and the reaction to a low rating."""
 
     critic_enabled: bool | None = None
-    """Whether a critic rates what the agent does; needs a key. Null: false"""
+    """Whether a critic rates the agent's work; needs a key. Null: false"""
     critic_mode: Literal["finish_and_message", "all_actions"] | None = None
-    """What it rates: messages and the end of the work, or every action; null: `finish_and_message`
+    """What it rates: messages and the end of the task, or all actions; null: `finish_and_message`
     """
     enable_iterative_refinement: bool | None = None
-    """Whether the agent goes on working after a bad mark; null: false"""
+    """Whether the agent continues after a low rating; null: false"""
     critic_threshold: Part | None = None
-    """Mark from which the work is good, 0 to 1; null: 0.6"""
+    """Minimum rating of good work, 0 to 1; null: 0.6"""
     max_refinement_iterations: Few | None = None
-    """How often the agent goes on after a bad mark; null: 3"""
+    """Maximum number of continuations after a low rating; null: 3"""
     critic_server_url: Text | None = None
-    """URL of the critic; null: its usual one"""
+    """URL of the critic; null: the default one"""
     critic_model_name: Text | None = None
-    """Model of the critic; null: its usual one"""
+    """Model of the critic; null: the default one"""
     critic_api_key: Secret | None = None
     """Key of the critic; null: that of the language model"""
 
 
 class ContextOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the agent is told beside the task, and which skills it loads."""
+    """Additional instructions to the agent, and the skills it loads."""
 
     system_message_suffix: LongText | None = None
-    """Text behind the system prompt of every conversation, at most 65,536 characters; null: none"""
+    """Text appended to the system prompt of every conversation, at most 65,536 characters; null: none"""
     user_message_suffix: LongText | None = None
-    """Text behind every message of the user, at most 65,536 characters; null: none"""
+    """Text appended to every message of the user, at most 65,536 characters; null: none"""
     load_user_skills: bool | None = None
     """Whether skills of the user are loaded; null: true"""
     load_project_skills: bool | None = None
     """Whether skills of the repository are loaded; null: true"""
     load_public_skills: bool | None = None
-    """Whether published skills are loaded, where the operator allows that; null: true"""
+    """Whether published skills are loaded, if the operator allows that; null: true"""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """A tool the agent gets, with its parameters."""
+    """A tool of the agent, with its parameters."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
-    """Name of the tool; one the agent server does not have is left out"""
+    """Name of the tool; ignored if the agent server does not have it"""
     params: dict[str, Any] = {}
     """Parameters of the tool, by name"""
 
 
 class AcpOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Another agent in the sandbox, which speaks the Agent Client Protocol; for `agent_kind` `acp`."""
+    """Another agent in the sandbox, which uses the Agent Client Protocol; for `agent_kind` `acp`."""
 
     acp_server: AcpServer | None = None
-    """Which agent: one that the agent server knows how to start, or `custom`; null: `claude-code`"""
+    """Agent that the agent server can start, or `custom`; null: `claude-code`"""
     acp_command: Words | None = None
     """Command that starts it, at most 100 words; null or empty: that of the agent server"""
     acp_args: Words | None = None
     """Further arguments of the command, at most 100; null: none"""
     acp_model: Text | None = None
-    """Model that it uses, by its own name for it; null: its choice"""
+    """Model that it uses, by its own name for it; null: its default"""
     acp_session_mode: Text | None = None
-    """Mode of its sessions; null: the one in which it asks for no permissions"""
+    """Mode of its sessions; null: the one without requests for permission"""
     acp_prompt_timeout: Seconds | None = None
-    """Seconds without a sign of life after which a prompt fails; null: 1800"""
+    """Seconds without activity after which a prompt fails; null: 1800"""
     acp_startup_timeout: Seconds | None = None
-    """Seconds that it may take to start; null: 90"""
+    """Time limit of its start in seconds; null: 90"""
 
 
 class AgentOptions(AcpOptions, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything about an agent but its model."""
+    """All options of an agent except its model."""
 
     agent_kind: Literal["openhands", "llm", "acp"] | None = None
-    """Kind of the agent: `openhands`, or `acp` for another one in the sandbox; `llm` and null are
-    read as `openhands`"""
+    """Kind of the agent: `openhands`, or `acp` for another one in the sandbox; `llm` and null mean
+    `openhands`"""
     tools: Annotated[list[Tool], Meta(max_length=100)] | None = None
-    """Tools of the agent, at most 100; null: the usual ones"""
+    """Tools of the agent, at most 100; null: the default ones"""
     enable_sub_agents: bool | None = None
-    """Whether the agent may hand work to agents of its own; null: false"""
+    """Whether the agent may delegate work to sub-agents; null: false"""
     enable_switch_llm_tool: bool | None = None
-    """Kept and shown only: it is of the agent server's own front end; null: false"""
+    """Stored and returned only, for the agent server's own front end; null: false"""
     tool_concurrency_limit: Few | None = None
-    """How many tools run at a time; they share files, so more than one may race. Null: 1"""
+    """Maximum number of concurrent tool calls; they share files, so more than one may race. Null: 1"""
     persona: Annotated[str, Meta(min_length=1, max_length=65536)] | None = None
-    """Text that replaces the agent's own idea of who it is; null: none"""
+    """Text that replaces the agent's default persona; null: none"""
     agent_context: ContextOptions = ContextOptions()
-    """What the agent is told beside the task, and which skills it loads"""
+    """Additional instructions to the agent, and the skills it loads"""
     condenser: CondenserOptions = CondenserOptions()
-    """How a long history is shortened"""
+    """How a long history is condensed"""
     verification: VerificationOptions = VerificationOptions()
     """The critic of the agent"""
 
@@ -256,18 +256,18 @@ SECRET_OPTIONS: Final = frozenset(
 
 
 def read_options[T](raw: Any, kind: type[T], *, loc: Sequence[str | int]) -> T:
-    """Return decoded JSON as options; raises InvalidRequest for what does not fit."""
+    """Convert decoded JSON to options; raises InvalidRequest for invalid fields."""
     return convert(raw, kind, loc=loc, dec_hook=_to_secret)
 
 
 def reveal_options(options: Struct) -> dict[str, Any]:
-    """Return what is set as JSON values, secrets revealed; for merging and for the agent."""
+    """Return the options that are set as JSON values, secrets revealed; for merging and for the agent."""
     revealed: dict[str, Any] = msgspec.to_builtins(options, enc_hook=Secret.reveal)
     return revealed
 
 
 def llm_to_agent(llm: Llm, *, usage_id: str, stream: bool) -> dict[str, Any]:
-    """Return a language model as the agent server reads it, with its key revealed."""
+    """Return a language model in the agent server's format, with its key revealed."""
     key = llm.api_key.reveal() if llm.api_key else None
     if not key and llm.base_url:
         # A local model needs no key, but the model library retries for minutes without one.
@@ -283,14 +283,14 @@ def llm_to_agent(llm: Llm, *, usage_id: str, stream: bool) -> dict[str, Any]:
 
 
 def secrets_of(llm: Llm) -> list[Secret]:
-    """Return everything that is secret of a language model."""
+    """Return all secrets of a language model."""
     options = [getattr(llm.options, name, None) for name in SECRET_OPTIONS]
     headers = (llm.options.extra_headers or {}).values()
     return [secret for secret in (llm.api_key, *options, *headers) if secret]
 
 
 def without_secret_options(llm: Llm) -> Llm:
-    """Return the model without what is secret of its options."""
+    """Return the model without its secret options."""
     hidden: dict[str, Any] = dict.fromkeys(SECRET_OPTIONS & {*LlmOptions.__struct_fields__})
     options = msgspec.structs.replace(llm.options, **hidden, extra_headers=None)
     return msgspec.structs.replace(llm, options=options)

@@ -1,7 +1,7 @@
-"""Tool servers (MCP) an agent may use: what they are, how they are read, shown and handed over.
+"""Tool servers (MCP) of agents: validation, masked display, and restoring of masked secrets.
 
-Reading takes what published clients send: plain URLs, shell-like argument strings and
-`A=1,B=2` environments. Secrets are shown as stars, and stars that come back mean "unchanged".
+Accepts what published clients send: plain URLs, shell-like argument strings and
+`A=1,B=2` environments. Secrets are shown as stars; stars in a request mean "unchanged".
 """
 
 import re
@@ -44,10 +44,10 @@ _LOC: Final = ("body", "mcp_config")
 
 
 class ToolServerExtras(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What only the newer form of a tool server can say, see `mcp_map`."""
+    """Fields of a tool server that only the newer form has, see `mcp_map`."""
 
     name: str = ""
-    """How the user calls a server that is reached by its URL."""
+    """The user's name for a server with a URL."""
     headers: dict[str, Secret] = {}
     timeout_seconds: float | None = None
     sse_read_timeout_seconds: float | None = None
@@ -65,7 +65,7 @@ class SseServer(Struct, frozen=True, kw_only=True):
     url: str
     api_key: Secret | None = None
     extras: ToolServerExtras | None = None
-    """None in a change means that the stored ones stay."""
+    """None in a change keeps the stored extras."""
 
 
 class ShttpServer(Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class McpConfig(Struct, frozen=True, kw_only=True):
     shttp_servers: tuple[ShttpServer, ...] = ()
 
 
-# As clients send it
+# Request bodies
 
 _Key = Annotated[SentSecret, Meta(max_length=65536)]
 _Text = Annotated[str, Meta(max_length=65536)]
@@ -107,7 +107,7 @@ type ServerUrl = Annotated[str, Meta(max_length=8192), stated(pattern=rf"\A{TOOL
 type Command = Annotated[str, Meta(max_length=4096), stated(pattern=r"\A[^\s\0]+\Z")]
 type Arguments = (
     Annotated[list[Annotated[_Text, stated(pattern=r"\A[^\0]*\Z")]], Meta(max_length=1000)]
-    # To split a text takes microseconds for each character.
+    # Splitting takes microseconds per character.
     | Annotated[
         str,
         Meta(max_length=4096),
@@ -132,27 +132,27 @@ class SseServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     url: ServerUrl
     """http, https, ws or wss URL of the tool server, at most 8192 characters"""
     api_key: Annotated[_Key, stated(pattern=NO_CONTROL)] | None = None
-    """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
+    """Key that is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
 
 
 class ShttpServerBody(SseServerBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool server reached over HTTP; the time a call may take is in seconds."""
+    """A tool server reached over HTTP; its timeout is in seconds."""
 
     timeout: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_SECONDS)] | None = None
-    """Seconds one call may take, 1 to 3600; null: 60"""
+    """Time limit of one call in seconds, 1 to 3600; null: 60"""
 
 
 class StdioServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool server that is a process in the sandbox; texts are split as a shell does."""
+    """A tool server that runs as a process in the sandbox; texts are split as by a shell."""
 
     name: Annotated[str, matching(PROCESS_NAME, PROCESS_NAME_FORM)]
-    """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
+    """Name of the server: 1 to 100 letters, digits, `_` and `-`"""
     command: Command
-    """Program that is the server, without arguments"""
+    """Program of the server, without arguments"""
     args: Arguments = []
-    """Its arguments; a text, of at most 4096 characters, is split as a shell does"""
+    """Its arguments; a text, of at most 4096 characters, is split as by a shell"""
     env: Variables = {}
-    """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
+    """Its environment variables by name, stars for a stored value; a text has the form `A=1,B=2`"""
 
 
 def _check_sse(raw: Any, *, loc: Loc) -> None:
@@ -173,7 +173,7 @@ _LIST: Final = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
 class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tool servers in three lists; a URL alone is a server without a key.
 
-    No two of one list have the same URL, or the same name.
+    No two servers of a list may have the same URL, or the same name.
     """
 
     sse_servers: Annotated[
@@ -181,7 +181,7 @@ class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = []
     """Tool servers reached over server-sent events, at most 100"""
     stdio_servers: Annotated[list[Annotated[StdioServerBody, checked_by(_check_stdio)]], _LIST] = []
-    """Tool servers that are processes in the sandbox, at most 100"""
+    """Tool servers that run as processes in the sandbox, at most 100"""
     shttp_servers: Annotated[
         list[Annotated[ShttpServerBody | ServerUrl, checked_by(_check_shttp)]], _LIST
     ] = []
@@ -189,16 +189,16 @@ class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def read_mcp_config(raw: Any, *, loc: Loc = _LOC) -> McpConfig:
-    """Return the tool servers that decoded JSON describes, see `to_mcp_config`."""
+    """Convert decoded JSON to tool servers, see `to_mcp_config`."""
     return _to_config(convert(raw, McpListsBody, loc=loc), loc)
 
 
 def to_mcp_config(given: McpListsBody | None) -> McpConfig | None:
-    """Return the tool servers of a body, None for null.
+    """Convert a request body to tool servers; None for null.
 
-    Raises InvalidRequest, located below `mcp_config`, for a URL without scheme or host, a second server of
-    the same URL or name, and the like. Stars in place of secrets are kept as they are;
-    `restore_secrets` replaces them.
+    Raises InvalidRequest, located below `mcp_config`, for a URL without scheme or host, a second server with
+    the same URL or name, and the like. Stars in place of secrets are kept; `restore_secrets` replaces
+    them.
     """
     return None if given is None else _to_config(given, _LOC)
 
@@ -219,7 +219,7 @@ def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
 
 
 def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str, Any]:
-    """Return the JSON value clients read, with stars in place of secrets unless asked for them."""
+    """Return tool servers as JSON for clients, with secrets masked unless `is_revealed`."""
     shown = Secret.reveal if is_revealed else str
 
     def remote(server: SseServer | ShttpServer) -> dict[str, Any]:
@@ -243,10 +243,10 @@ def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str
 
 
 def restore_secrets(config: McpConfig, stored: McpConfig | None) -> McpConfig:
-    """Return the config with the stored secret wherever it has stars.
+    """Return the config with stars replaced by the stored secrets.
 
-    A server is the same one if it has the same URL or, for a process, the same name; it keeps what
-    the form it came in cannot say. Raises InvalidRequest for stars that stand for nothing.
+    Servers match by URL or, for a process, by name; fields that the request's form does not have are
+    kept. Raises InvalidRequest for stars without a stored secret.
     """
     old = stored or McpConfig()
     return McpConfig(
@@ -260,7 +260,7 @@ def restore_secrets(config: McpConfig, stored: McpConfig | None) -> McpConfig:
 def _each[B, T](
     items: list[B], read: Callable[[B, Loc], T], loc: Loc, problems: Problems
 ) -> tuple[T, ...]:
-    """Return what could be read of a list; what could not is noted."""
+    """Convert the valid items of a list, and collect the problems of the others."""
     found: list[T] = []
     for index, item in enumerate(items):
         with problems.noted():
@@ -282,7 +282,7 @@ def _to_shttp(given: ShttpServerBody | str, loc: Loc) -> ShttpServer:
 
 
 def _reached(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
-    """Return the URL and the key of a server."""
+    """Return the validated URL and key of a server."""
     problems = Problems()
     url, key = "", None
     with problems.noted():
@@ -294,7 +294,7 @@ def _reached(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
 
 
 def to_stdio_server(body: StdioServerBody, loc: Loc) -> StdioServer:
-    """Return a server that is a process; raises InvalidRequest for all that is wrong with it."""
+    """Convert a process server; raises InvalidRequest with all problems."""
     problems = Problems()
     made = StdioServer(name=body.name, command="")
     with problems.noted():
@@ -319,7 +319,7 @@ def _command(text: str, loc: Loc) -> str:
 
 
 def checked_url(text: str, loc: Loc) -> str:
-    """Return the URL of a server without blanks around it; raises InvalidRequest."""
+    """Return the stripped URL of a server; raises InvalidRequest if it is invalid."""
     where = (*loc, "url")
     url = text.strip()
     if not url:
@@ -379,7 +379,7 @@ def _env_pairs(text: str, loc: Loc) -> dict[str, str]:
 
 
 def _id_of(server: Server) -> tuple[str, str]:
-    """Return the field that tells a server from others of its list, and its value."""
+    """Return the field that identifies a server in its list, and its value."""
     if isinstance(server, StdioServer):
         return "name", server.name
     return "url", server.url
@@ -397,7 +397,7 @@ def _refuse_twice(servers: Sequence[Server], loc: Loc) -> None:
 
 
 def _restored_all(given: Sequence[Any], stored: Sequence[Any], loc: Loc) -> tuple[Any, ...]:
-    """Return servers of one kind with what is stored of them."""
+    """Restore the masked secrets of all servers in a list."""
     known = {_id_of(server): server for server in stored}
     return tuple(
         (_restored_stdio if isinstance(server, StdioServer) else _restored_remote)(

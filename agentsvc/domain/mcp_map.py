@@ -1,7 +1,7 @@
-"""Tool servers (MCP) as the newer generation writes them: one map from a name to a server.
+"""Tool servers (MCP) in the newer API generation: one map from names to servers.
 
-The three lists of `mcp` and this map are two forms of one thing. What has no place in the lists
-is kept in the `ToolServerExtras` of a server, so that neither form loses what the other one said.
+The three lists of `mcp` and this map represent the same servers. Fields that the lists do not have
+are kept in the `ToolServerExtras` of a server, so that neither form loses data of the other.
 """
 
 import base64
@@ -52,7 +52,7 @@ _WRAPPER: Final = "mcpServers"
 _LISTS: Final = frozenset({"sse_servers", "stdio_servers", "shttp_servers"})
 _OF_PROCESS: Final = ("command", "args", "env", "cwd", "timeout", "keep_alive")
 _OF_REMOTE: Final = ("url", "transport", "headers", "timeout", "sse_read_timeout", "keep_alive")
-"""What agent servers are told of a tool server."""
+"""The fields of a tool server that agent servers accept."""
 _NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
@@ -69,14 +69,14 @@ type _Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
 
 class ServerAuth(Struct, frozen=True, kw_only=True):
-    """How a tool server is told who calls."""
+    """How requests to a tool server are authenticated."""
 
     strategy: Literal["none", "api_key", "bearer", "basic", "header"]
-    """Which of the fields below are sent, and how"""
+    """Which of the fields below are used, and how"""
     value: _Value | None = None
     """The key or token, for `api_key` and `bearer`; null: none"""
     header_name: _HeaderName | None = None
-    """Header that has the key, for `api_key`; null: `Authorization`"""
+    """Header for the key, for `api_key`; null: `Authorization`"""
     username: Annotated[_Text, stated(pattern=NO_CONTROL)] = ""
     """User name, for `basic`"""
     password: _Value | None = None
@@ -86,39 +86,39 @@ class ServerAuth(Struct, frozen=True, kw_only=True):
 
 
 class NamedServer(Struct, frozen=True, kw_only=True):
-    """A tool server with a URL, or a command if it is a process in the sandbox."""
+    """A tool server with a URL, or with a command if it is a process in the sandbox."""
 
     url: ServerUrl | None = None
     """http, https, ws or wss URL of the tool server; null if it is a process"""
     command: Command | None = None
-    """Program that is the server, without arguments; null if it has a URL"""
+    """Program of the server, without arguments; null if it has a URL"""
     transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
-    """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
+    """Transport; null: `stdio` for a process, otherwise `streamable-http`"""
     args: Arguments | None = None
-    """Arguments of the program; a text, of at most 4096 characters, is split as a shell does. Null:
+    """Arguments of the program; a text, of at most 4096 characters, is split as by a shell. Null:
     none"""
     env: Variables | None = None
-    """Environment variables of the program by name, stars for a stored value; a text is written
+    """Environment variables of the program by name, stars for a stored value; a text has the form
     `A=1,B=2`. Null: none"""
     cwd: _Text | None = None
-    """Directory the program works in; null: that of the agent"""
+    """Working directory of the program; null: that of the agent"""
     headers: _Headers | None = None
     """Headers of each call by name, stars for a stored value; null: none"""
     auth: ServerAuth | Annotated[_Value, stated(**{"not": {"const": "oauth"}})] | None = None
-    """How the server is told who calls: a key alone, or an object with a `strategy`; null: not at
-    all"""
+    """Authentication of requests: a bearer token as text, or an object with a `strategy`; null: none
+    """
     timeout: _Seconds | None = None
-    """Seconds one call may take, up to 3600; null: 60"""
+    """Time limit of one call in seconds, up to 3600; null: 60"""
     sse_read_timeout: _Seconds | None = None
-    """Seconds a stream of it may pause, up to 3600; null: no limit"""
+    """Seconds that its stream may pause, up to 3600; null: no limit"""
     description: _Text | None = None
-    """What it is for; kept and shown only. Null: nothing"""
+    """Description for users; stored and returned only. Null: none"""
     icon: _Text | None = None
-    """Picture for a front end; kept and shown only. Null: none"""
+    """Icon for a front end; stored and returned only. Null: none"""
     keep_alive: bool | None = None
-    """Whether the process goes on between two calls; null: as the agent server does"""
+    """Whether the process is kept between two calls; null: the agent server's default"""
     enabled: bool = True
-    """Whether agents get it; false keeps it for later"""
+    """Whether agents get the server; false keeps it without using it"""
 
 
 _EITHER: Final = stated(
@@ -139,23 +139,23 @@ _EITHER: Final = stated(
         },
     ]
 )
-"""What makes a server: a URL, or a command that speaks over its own input and output."""
+"""The schema of a server: a URL, or a command that communicates over stdin and stdout."""
 _PROCESSES: Final = stated(
     maxProperties=_SERVERS_MAX,
     patternProperties={"[^A-Za-z0-9_-]": {"properties": {"command": {"type": "null"}}}},
 )
-"""What the agent server starts has a plain name."""
+"""Servers that the agent server starts need a plain name."""
 
 type _ServerName = Annotated[str, stated(pattern=rf"\A{_NAME.pattern}\Z")]
 type NamedServers = Annotated[dict[_ServerName, Annotated[NamedServer, _EITHER]], _PROCESSES] | None
 
 
 def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
-    """Return the tool servers a decoded JSON value describes, None for null or an empty map.
+    """Convert decoded JSON to tool servers; None for null or an empty map.
 
-    Takes the map itself, the map as the only member `mcpServers`, and the three lists of older
-    clients. Raises InvalidRequest, located below `loc`. Stars in place of secrets are kept as they
-    are; `mcp.restore_secrets` replaces them.
+    Accepts the map itself, the map as the only member `mcpServers`, and the three lists of older
+    clients. Raises InvalidRequest, located below `loc`. Stars in place of secrets are kept;
+    `mcp.restore_secrets` replaces them.
     """
     where = tuple(loc)
     if not isinstance(raw, dict | None):
@@ -183,22 +183,22 @@ def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
 
 
 def show_mcp_map(config: McpConfig | None, *, is_revealed: bool = False) -> dict[str, Any]:
-    """Return the map clients read, with stars in place of secrets unless they are to be seen."""
+    """Return the map for clients, with secrets masked unless `is_revealed`."""
     named = _named_servers(config) if config else {}
     return {name: _from_server(server, is_revealed=is_revealed) for name, server in named.items()}
 
 
 def to_agent(config: McpConfig) -> dict[str, dict[str, Any]]:
-    """Return the map the agent server takes, secrets revealed; it goes nowhere else.
+    """Return the map for the agent server, with secrets revealed; send it nowhere else.
 
-    Servers that are switched off are not in it.
+    Disabled servers are left out.
     """
     shown = show_mcp_map(config, is_revealed=True)
     return {name: _sent(server) for name, server in shown.items() if server["enabled"]}
 
 
 def _sent(shown: dict[str, Any]) -> dict[str, Any]:
-    """Return what of a server its agent server takes, where that is set."""
+    """Return the fields of a server that the agent server accepts, as far as they are set."""
     names = _OF_PROCESS if "command" in shown else _OF_REMOTE
     is_set = {name: shown[name] is not None for name in names}
     is_set["headers"] = bool(shown.get("headers"))
@@ -255,14 +255,14 @@ def _extras(wire: NamedServer, **given: Any) -> ToolServerExtras:
 
 
 def _headers(wire: NamedServer, loc: Loc) -> dict[str, Secret]:
-    """Return the headers of a server, those of its way to authenticate included."""
+    """Return the headers of a server, including those for authentication."""
     headers = {**(wire.headers or {}), **_auth_headers(wire.auth, loc)}
     problems = Problems()
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or has_control(value):
             problems.note("This is no HTTP header", loc=(*loc, "headers", name))
     problems.refuse()
-    # One spelling, so that the key of a server is found again.
+    # One spelling, so that `_bearer` finds the key.
     return {
         "Authorization" if name.lower() == "authorization" else name: Secret(value)
         for name, value in headers.items()
@@ -305,7 +305,7 @@ def _basic(auth: ServerAuth) -> str:
 
 
 def _bearer(headers: dict[str, Secret]) -> Secret | None:
-    """Take the bearer token out of the headers; stars stay, they stand for any header."""
+    """Pop the bearer token from the headers; stars stay, because they may mean any header."""
     value = headers.get("Authorization", Secret("")).reveal()
     if not value.startswith(_BEARER):
         return None
@@ -356,7 +356,7 @@ def _from_server(server: Server, *, is_revealed: bool) -> dict[str, Any]:
 
 
 def _named_servers(config: McpConfig) -> dict[str, Server]:
-    """Return every server under its name; those without one are called by kind and place."""
+    """Return every server by name; a server without one is named by its kind and index."""
     named: dict[str, Server] = {stdio.name: stdio for stdio in config.stdio_servers}
     lists: list[tuple[str, Sequence[SseServer | ShttpServer]]] = [
         ("sse", config.sse_servers),

@@ -1,7 +1,7 @@
 """Requests to start or change a conversation, independent of the API generation.
 
-Both API generations map their requests onto `StartOrder`; the core knows no wire name. Nothing
-here does I/O.
+Both API generations convert their requests to `StartOrder`; the core does not know their field names.
+No I/O.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ class Provider(StrEnum):
     AZURE_DEVOPS = "azure_devops"
     """Azure DevOps"""
     ENTERPRISE_SSO = "enterprise_sso"
-    """Known by name only"""
+    """Supported by name only"""
 
 
 class TaskType(StrEnum):
-    """The kinds of work a git provider's records suggest."""
+    """Kinds of work suggested by records of a git provider."""
 
     MERGE_CONFLICTS = "MERGE_CONFLICTS"
     FAILING_CHECKS = "FAILING_CHECKS"
@@ -45,7 +45,7 @@ class TaskType(StrEnum):
 
 
 class Trigger(StrEnum):
-    """What made somebody start a conversation."""
+    """The origin of a conversation."""
 
     RESOLVER = "resolver"
     GUI = "gui"
@@ -61,16 +61,16 @@ class Trigger(StrEnum):
 
 
 class AgentType(StrEnum):
-    """The role the agent plays: doing the work, or only planning it."""
+    """The role of the agent: to do the work, or only to plan it."""
 
     DEFAULT = "default"
-    """It does the work"""
+    """Does the work"""
     PLAN = "plan"
-    """It reads, and writes a plan into `PLAN.md`"""
+    """Reads, and writes a plan into `PLAN.md`"""
 
 
 class ContentKind(StrEnum):
-    """What a part of a message is."""
+    """The kind of a part of a message."""
 
     TEXT = "text"
     IMAGE = "image"
@@ -86,19 +86,19 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody says in a conversation."""
+    """A message in a conversation."""
 
     role: str = "user"
     content: tuple[Content, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither a text nor an image."""
+        """Whether the message has neither text nor images."""
         return not any(part.text.strip() or part.image_urls for part in self.content)
 
 
 def message_of(text: str, image_urls: Sequence[str] = ()) -> Message:
-    """Return what a user says: a part for the text and one for the images, as far as there are any."""
+    """Return a user's message, with a part for the text and one for the images, unless empty."""
     content: list[Content] = []
     if text:
         content.append(Content(kind=ContentKind.TEXT, text=text))
@@ -127,16 +127,16 @@ class AgentPlugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent did with a tool."""
+    """An agent's use of a tool."""
 
     tool: str
     arguments: dict[str, Any] = {}
 
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a recorded conversation: what the user said, or else a turn of the agent.
+    """One step of a recorded conversation: a message of the user, or a turn of the agent.
 
-    In a turn the agent says something, uses tools, or both.
+    In a turn the agent writes a text, uses tools, or both.
     """
 
     message: Message | None = None
@@ -152,34 +152,34 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhenFull(StrEnum):
-    """What is to happen where as many sandboxes run as may."""
+    """What to do when the maximum number of sandboxes is running."""
 
     REJECT = "reject"
-    """Nothing: the request is refused and may be tried again."""
+    """Refuse the request, which may be retried."""
     QUEUE = "queue"
-    """It waits for its turn."""
+    """Let the request wait for its turn."""
     PAUSE_IDLE = "pause_idle"
-    """The sandbox idle longest is paused for it; where none is idle it is refused."""
+    """Pause the sandbox that has been idle longest; refuse the request if none is idle."""
 
 
 class CopySource(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox with a copy of whose files a conversation begins."""
+    """A sandbox from whose files a conversation starts, as a copy."""
 
     sandbox_id: str
     backend: str
     working_dir: str
-    """Where the project is in it."""
+    """The directory of the project in the sandbox."""
     directory: str
-    """The same, below the directory in which the sandbox's agent works; empty for that itself."""
+    """The same, relative to the directory in which its agent works; empty if that is the same."""
     base: str = ""
-    """The image in which it runs in the place of its spec's."""
+    """The image in which the sandbox runs instead of its spec's."""
 
 
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a caller may fix when a conversation is started; all of it is optional.
+    """Everything that a caller may choose when starting a conversation; all of it is optional.
 
-    `conversation_id` is 32 hex digits; `alias` is the caller's own name for the conversation
-    where it gave one that is no UUID. `mcp_config` replaces that of the settings.
+    `conversation_id` is 32 hex digits; `alias` is the caller's own name for the conversation if that is
+    no UUID. `mcp_config` replaces that of the settings.
     """
 
     sandbox_id: str | None = None
@@ -190,7 +190,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     system_message_suffix: str | None = None
     llm_model: str | None = None
     llm_profile: str | None = None
-    """A model the user has saved; it is read when the conversation starts."""
+    """The name of a saved model of the user, which is read when the conversation starts."""
     repository: str | None = None
     branch: str | None = None
     provider: Provider | None = None
@@ -206,68 +206,68 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     mcp_config: McpConfig | None = None
     settings_required: bool = False
     archive_id: str | None = None
-    """The archive whose files the workspace begins with."""
+    """The archive to restore into the workspace."""
     copied: CopySource | None = None
-    """The sandbox whose files its own begins with."""
+    """The sandbox to copy the files from."""
     environment_id: str | None = None
-    """The prepared environment a copy of which it begins with, `none` for none; None for that of its
+    """The prepared environment to copy the files from, `none` for none; None for that of the
     repository."""
     fork_of: str | None = None
-    """The conversation whose history this one has got, and goes on with."""
+    """The conversation that this one forks from, with its history."""
     fork_until: int | None = None
     """The number of the last event of that history; None for all of it."""
     earlier: tuple["StartOrder", ...] = ()
-    """The secrets that may be in that history: of each order behind it that had any."""
+    """The orders of the conversations behind a fork whose secrets may be in its history."""
     when_full: WhenFull | None = None
-    """None for what the server is configured to do."""
+    """None for the server's configuration."""
     max_budget: float | None = None
-    """US dollars after which the run ends; None for what the settings say, as the next one."""
+    """US dollars at which the run is stopped; None for the settings, as in the next field."""
     max_iterations: int | None = None
     withholds_secrets: bool = False
-    """It gets a sandbox of its own, into which comes nothing its user has stored. The server brings
-    the repository in itself."""
+    """Whether the conversation gets a sandbox of its own without any stored secrets of its user. The
+    server itself transfers the repository."""
     commit: str | None = None
-    """What of the repository is checked out then; needed where that is withheld."""
+    """The commit to check out then; required if the repository's token is withheld."""
     compared_to: str | None = None
-    """The commit of the branch that it is to be compared with; None for itself."""
+    """The commit of the branch to compare it with; None for the commit itself."""
     is_alone: bool = False
-    """It gets a sandbox of its own, whatever the settings say of sharing one."""
+    """Whether the conversation gets a sandbox of its own, whatever the settings say about sharing."""
     needs_lent_model: bool = False
-    """It does not start where the key of its model would be in the sandbox."""
+    """Whether the start fails if the key of its model would have to be in the sandbox."""
     replay: tuple[RecordedStep, ...] = ()
-    """What is done again before the model goes on, and before the initial message is said."""
+    """The steps to replay before the initial message, and before the model continues."""
 
 
 class StartStatus(StrEnum):
-    """How far the start of a conversation has come; the last two are final."""
+    """The progress of a start; the last two are final."""
 
     WORKING = "WORKING"
-    """The request was taken"""
+    """The request was accepted"""
     WAITING_FOR_SANDBOX = "WAITING_FOR_SANDBOX"
-    """The sandbox is chosen, and starts or resumes"""
+    """The sandbox is chosen, and is starting or resuming"""
     PREPARING_REPOSITORY = "PREPARING_REPOSITORY"
-    """The repository is cloned"""
+    """The repository is being cloned"""
     RUNNING_SETUP_SCRIPT = "RUNNING_SETUP_SCRIPT"
-    """`.openhands/setup.sh` of the repository runs"""
+    """`.openhands/setup.sh` of the repository is running"""
     SETTING_UP_GIT_HOOKS = "SETTING_UP_GIT_HOOKS"
-    """`.openhands/pre-commit.sh` of the repository is set up"""
+    """`.openhands/pre-commit.sh` of the repository is being set up"""
     SETTING_UP_SKILLS = "SETTING_UP_SKILLS"
-    """Skills and hooks are loaded"""
+    """Skills and hooks are being loaded"""
     STARTING_CONVERSATION = "STARTING_CONVERSATION"
-    """The agent server starts the conversation"""
+    """The agent server is starting the conversation"""
     READY = "READY"
-    """The conversation can be used"""
+    """The conversation is ready"""
     ERROR = "ERROR"
     """The start has failed; `detail` says why"""
 
     @property
     def is_final(self) -> bool:
-        """Whether the start is over."""
+        """Whether the start has ended."""
         return self in (StartStatus.READY, StartStatus.ERROR)
 
 
 class StartSort(StrEnum):
-    """The orders in which start tasks can be listed."""
+    """Sort orders of start tasks."""
 
     CREATED_AT = "CREATED_AT"
     CREATED_AT_DESC = "CREATED_AT_DESC"
@@ -276,7 +276,7 @@ class StartSort(StrEnum):
 
 
 class ConversationSort(StrEnum):
-    """The orders in which conversations can be listed."""
+    """Sort orders of conversations."""
 
     CREATED_AT = "CREATED_AT"
     CREATED_AT_DESC = "CREATED_AT_DESC"
@@ -287,21 +287,21 @@ class ConversationSort(StrEnum):
 
 
 class ExecutionStatus(StrEnum):
-    """What the agent of a conversation is doing."""
+    """The state of a conversation's agent."""
 
     IDLE = "idle"
-    """It waits for a message"""
+    """Waits for a message"""
     RUNNING = "running"
-    """It works"""
+    """Works"""
     PAUSED = "paused"
-    """It was paused, and goes on when told to"""
+    """Is paused, and resumes on request"""
     WAITING_FOR_CONFIRMATION = "waiting_for_confirmation"
-    """It asks whether it may act"""
+    """Asks for confirmation of an action"""
     FINISHED = "finished"
-    """It has done its work"""
+    """Has finished its task"""
     ERROR = "error"
-    """It has failed; the last events say why"""
+    """Has failed; the last events say why"""
     STUCK = "stuck"
-    """It has repeated itself and was stopped"""
+    """Has repeated itself and was stopped"""
     DELETING = "deleting"
     """The conversation is being deleted"""

@@ -1,7 +1,7 @@
-"""Git hosting services: where a repository is cloned from, under which name a token goes.
+"""Git hosting services: clone URLs of repositories, and the user names for their tokens.
 
-Pure functions; nothing here runs git. No URL made here carries a credential, and `locate` tells
-whose token a URL may be given, so that no token reaches a host it was not issued for.
+Pure functions; nothing here runs git. URLs made here never contain credentials, and `locate` returns
+whose token a URL may get, so that no token reaches a host it was not issued for.
 """
 
 import re
@@ -21,7 +21,7 @@ DEFAULT_HOSTS: Final[Mapping[Provider, str]] = {
     Provider.FORGEJO: "codeberg.org",
     Provider.AZURE_DEVOPS: "dev.azure.com",
 }
-"""Where a provider is when no host is configured; the others have no public place."""
+"""The host of a provider if none is configured; the other providers have no public host."""
 
 _USERNAMES: Final[Mapping[Provider, str]] = {
     Provider.GITHUB: "x-access-token",
@@ -47,14 +47,14 @@ BRANCH_PATTERN: Final = (
     r"\A(?![-/.])(?!(?:@|HEAD)\Z)(?!.*(?:\.\.|@\{|//|/\.|\.lock/))(?!.*(?:\.|/|\.lock)\Z)"
     r"[^\0-\x20\x7f~^:?*\[\\]+\Z"
 )
-"""What git takes as the name of a branch."""
+"""The branch names that git accepts."""
 _BRANCH = re.compile(BRANCH_PATTERN)
 
 _NAME: Final = (
     r"(?!-|\.+(?:/|\Z)|\.git(?:/|\Z))[A-Za-z0-9_.~+-](?:[A-Za-z0-9_.~+ -]*[A-Za-z0-9_.~+-])?"
 )
 _SOURCE_PATTERN: Final = rf"\A(?:{_NAME}(?:/{_NAME}){{1,20}}|{CLONE_URL})?\Z"
-"""What names a repository, or none; how many parts a name has depends on the provider."""
+"""A repository's name or URL, or empty; the number of parts of a name depends on the provider."""
 _SOURCE = re.compile(_SOURCE_PATTERN)
 
 _NO_CREDENTIALS: Final = (
@@ -66,13 +66,13 @@ BRANCH_LOC: Final = ("body", "selected_branch")
 
 
 class Remote(Struct, frozen=True, kw_only=True):
-    """Where a repository is cloned from."""
+    """The clone URL of a repository."""
 
     url: str
     directory: str
-    """The name of the directory it is cloned into."""
+    """The name of the directory to clone into."""
     provider: Provider | None
-    """The provider whose token belongs to this URL; None if no token may be sent there."""
+    """The provider whose token may be sent to this URL; None if no token may be."""
 
 
 def locate(
@@ -82,11 +82,11 @@ def locate(
     *,
     loc: Sequence[str | int] = REPOSITORY_LOC,
 ) -> Remote:
-    """Return where `owner/name` or a full URL is cloned from.
+    """Return the clone URL of `owner/name` or of a full URL.
 
-    `hosts` has the configured host, or None for the usual one, of every provider there is a token
-    for. Without `provider`, a short name belongs to the only provider there is a token for, else
-    to GitHub. A full URL goes with the token of the provider that lives at its host.
+    `hosts` has, for every provider with a token, the configured host, or None for the default one.
+    Without `provider`, a short name belongs to the only provider with a token, otherwise to GitHub.
+    A full URL gets the token of the provider at its host.
     """
     known = dict(hosts or {})
     if "://" in repository:
@@ -103,9 +103,9 @@ def clone_url(
     *,
     loc: Sequence[str | int] = REPOSITORY_LOC,
 ) -> str:
-    """Return the URL of `owner/name` at a provider; raises InvalidRequest if there can be none.
+    """Return the URL of `owner/name` at a provider; raises InvalidRequest if that is not possible.
 
-    `host` may carry a scheme, a port and a path, as self-hosted services need.
+    `host` may have a scheme, a port and a path, as self-hosted services need.
     """
     segments = check_repository(repository, provider, loc=loc)
     base = _base_url(provider, host, loc)
@@ -126,7 +126,7 @@ def check_repository(
     *,
     loc: Sequence[str | int] = REPOSITORY_LOC,
 ) -> list[str]:
-    """Return the parts of `owner/name`, a trailing `.git` removed; raises InvalidRequest."""
+    """Split `owner/name`, without a trailing `.git`; raises InvalidRequest if it is invalid."""
     segments = repository.removesuffix(".git").split("/")
     least, most = _NESTING.get(provider, _ONE_OWNER) if provider else (2, 21)
     well_formed = len(repository) <= _MAX_LENGTH and all(map(_is_segment, segments))
@@ -137,13 +137,13 @@ def check_repository(
 
 
 def refuse_credentials(repository: str, *, loc: Sequence[str | int] = REPOSITORY_LOC) -> None:
-    """Raise InvalidRequest for a URL with a user name or password in it, which would be kept."""
+    """Raise InvalidRequest for a URL with a user name or password, which would be stored."""
     if "://" in repository and "@" in repository.partition("://")[2].partition("/")[0]:
         raise InvalidRequest(_NO_CREDENTIALS, loc=loc)
 
 
 def check_branch(branch: str, *, loc: Sequence[str | int] = BRANCH_LOC) -> None:
-    """Raise InvalidRequest unless git takes this as the name of a branch."""
+    """Raise InvalidRequest unless git accepts this as a branch name."""
     if len(branch.encode()) > MAX_BRANCH_BYTES or not _BRANCH.match(branch):
         raise InvalidRequest("This is not a name git takes for a branch", loc=loc)
 
@@ -161,18 +161,18 @@ def _check_branch(text: str, *, loc: Sequence[str | int]) -> None:
 type SentRepository = Annotated[
     str, Meta(max_length=_MAX_LENGTH), stated(pattern=_SOURCE_PATTERN), checked_by(_check_source)
 ]
-"""A repository to clone on the wire, empty for none."""
+"""A repository to clone, in a request; empty for none."""
 type SentBranch = Annotated[
     str,
     Meta(max_length=MAX_BRANCH_BYTES),
     stated(anyOf=[{"maxLength": 0}, {"pattern": BRANCH_PATTERN}]),
     checked_by(_check_branch),
 ]
-"""A branch to check out on the wire, empty for the default one."""
+"""A branch to check out, in a request; empty for the default branch."""
 
 
 def check_host(host: str, *, loc: Sequence[str | int] = ("body", "host")) -> str:
-    """Return the base URL a host stands for, without a slash at the end; raises InvalidRequest."""
+    """Return the base URL of a host, without a trailing slash; raises InvalidRequest if invalid."""
     parts = _split(host if "://" in host else f"https://{host}")
     if parts is None or parts.query or parts.fragment:
         raise InvalidRequest("A host looks like `git.example.com` or is an http(s) URL", loc=loc)
@@ -180,7 +180,7 @@ def check_host(host: str, *, loc: Sequence[str | int] = ("body", "host")) -> str
 
 
 def credentials(provider: Provider, token: Secret) -> tuple[str, Secret]:
-    """Return the user name and password with which git presents a token."""
+    """Return the user name and password with which git uses a token."""
     name, colon, password = token.reveal().partition(":")
     if provider is Provider.BITBUCKET and colon:
         # Bitbucket app passwords are entered together with their user name.
@@ -189,7 +189,7 @@ def credentials(provider: Provider, token: Secret) -> tuple[str, Secret]:
 
 
 def token_variable(provider: Provider) -> str:
-    """Return the environment variable in which an agent finds a provider's token."""
+    """Return the environment variable for a provider's token in sandboxes."""
     return f"{provider.value.upper()}_TOKEN"
 
 
@@ -214,7 +214,7 @@ def _owner(url: str, provider: Provider | None, hosts: Mapping[str, str | None])
 
 
 def is_below(url: str, base: str) -> bool:
-    """Tell whether a URL is at the same place as another one and below its path."""
+    """Return whether a URL has the same origin as another one and is below its path."""
     one, two = urlsplit(url), urlsplit(base)
     return _address(one) == _address(two) and one.path.startswith(two.path + "/")
 
@@ -231,7 +231,7 @@ def _base_url(provider: Provider, host: str | None, loc: Sequence[str | int]) ->
 
 
 def _split(url: str) -> SplitResult | None:
-    """Return the parts of an http(s) URL without credentials, or None if it is something else."""
+    """Split an http(s) URL without credentials; None for anything else."""
     if len(url) > _MAX_LENGTH or re.search(r"[\s\0-\x1f\x7f\\]", url):
         return None
     try:

@@ -1,4 +1,4 @@
-"""JSON with the values of secrets in it: for what is sealed before it is stored, and nothing else. Pure."""
+"""JSON with revealed secrets, only for values that are sealed before they are stored. Pure."""
 
 from typing import Final
 
@@ -10,12 +10,12 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=Secret.reveal)
 
 
 def encode_revealed(record: msgspec.Struct) -> bytes:
-    """Return a record as JSON, its secrets revealed."""
+    """Encode a record as JSON, with its secrets revealed."""
     return _ENCODER.encode(record)
 
 
 def revealed_decoder[T](kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Return what reads the JSON of `encode_revealed` again."""
+    """Return a decoder for the JSON of `encode_revealed`."""
     return msgspec.json.Decoder(kind, dec_hook=_to_secret)
 
 
