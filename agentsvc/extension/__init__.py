@@ -1,6 +1,6 @@
-"""Public: what a plugin imports that adds to the server, beside backends and specs.
+"""Public: the modules for plugins that extend the server beyond backends and specs.
 
-Begin with `server`: `Extension` is the class of such an addition, and `Server` what it gets. `web` has what
-routes are made of, `storage` the database. Commands find theirs in `agentsvc.cli.extension`. Of
-the server only `app` imports this; each plugin imports the modules it needs.
+Begin with `server`: `Extension` is the base class of an extension, and `Server` holds its services. `web` is
+for routes, `storage` for the database. Commands use `agentsvc.cli.extension`. In the server only `app`
+imports this package; each plugin imports the modules it needs.
 """

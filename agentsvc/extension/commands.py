@@ -1,7 +1,7 @@
-"""Commands in sandboxes that are begun once, however often that is asked, and outlive the server.
+"""Commands in sandboxes that are started once, however often that is requested, and outlive the server.
 
-A directory of the sandbox that only one can make says that a command was begun. It goes on while the
-server is away, and its end is found there.
+A directory in the sandbox, created atomically, marks a command as started. The command continues while
+the server is down, and leaves its exit code and output there.
 """
 
 from shlex import quote
@@ -16,10 +16,10 @@ __all__ = ["LOOK", "AgentServer", "Outcome", "stop_once", "watch_once"]
 _SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 _SHOWN: Final = 1900
-"""Bytes of the output's end."""
-# Once its sandbox was stopped and started, another process may have its number.
+"""The number of bytes from the end of the output."""
+# After a restart of the sandbox another process may have its pid.
 _RUNS: Final = 'grep -qs agentsvc-run-{id} "/proc/$(cat "$d/pid" 2>/dev/null)/cmdline"'
-# By `exec` the number is that of the command's own group: `bash` would wait for it in one more shell.
+# With `exec` the pid is that of the command's process group: otherwise `bash` adds a waiting shell.
 LOOK: Final = f"""
 d="$HOME/.agentsvc-run-{{id}}"
 if mkdir "$d" 2>/dev/null && printf %s {{command}} >"$d/new" && mv "$d/new" "$d/command"; then
@@ -42,40 +42,40 @@ else
 fi
 tail -c {{shown}} "$d/output"
 """
-"""Begins a command, or waits a while for its end; says how it stands."""
+"""Starts a command, or waits a while for its end; prints its state."""
 STOP: Final = f"""
 d="$HOME/.agentsvc-run-{{id}}"
 {_RUNS} && kill -s TERM -- "-$(cat "$d/pid")"
 """
-"""Ends a command with all that it has begun, in whichever shell: `dash` knows no `-TERM --`."""
+"""Terminates a command with its process group, in any shell: `dash` does not support `-TERM --`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command has ended."""
+    """The result of a command."""
 
     exit_code: int | None
-    """None where it was ended with its sandbox."""
+    """None if it was killed with its sandbox."""
     output: str
-    """The end of what it wrote."""
+    """The end of its output."""
 
 
 async def watch_once(
     agent: AgentServer, run_id: str, command: str, *, directory: str
 ) -> Outcome | None:
-    """Begin a command, unless that was done, and wait some seconds for its end; None if it goes on.
+    """Start a command unless it was started, and wait some seconds for its end; None if it is running.
 
-    Raises as `AgentServer.run_command`.
+    Raises the errors of `AgentServer.run_command`.
     """
     script = LOOK.format(id=run_id, command=quote(command), place=quote(directory), shown=_SHOWN)
     result = await agent.run_command(script, time_limit=_SECONDS)
     code, _, output = result.stdout.partition("\n")
     if code == "running":
         return None
-    # It is the sandbox that has said it.
+    # The output comes from the sandbox, so it is not trusted.
     is_code = code.isascii() and code.isdecimal() and len(code) <= len("255")
     return Outcome(exit_code=int(code) if is_code else None, output=output)
 
 
 async def stop_once(agent: AgentServer, run_id: str) -> None:
-    """End a command that was begun; raises as `AgentServer.run_command`."""
+    """Terminate a running command; raises the errors of `AgentServer.run_command`."""
     await agent.run_command(STOP.format(id=run_id), time_limit=_STOP_SECONDS)

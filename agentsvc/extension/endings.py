@@ -1,4 +1,4 @@
-"""Tells from a conversation whether its agent has finished its task."""
+"""Determines from a conversation whether its agent has finished its task."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -13,7 +13,7 @@ from agentsvc.sandboxes import SandboxStatus
 
 AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
 DONE: Final = ""
-"""What `find_end` says of an agent that has done its work."""
+"""The result of `find_end` for an agent that has finished its task."""
 
 _FAILURES: Final = {
     ExecutionStatus.ERROR: "The agent has failed",
@@ -22,14 +22,14 @@ _FAILURES: Final = {
 
 
 def find_end(view: ConversationView) -> str | None:
-    """Return why the agent of a conversation has failed, `DONE` if it has not, None while it goes on."""
+    """Return why a conversation's agent has failed, `DONE` if it has finished, None if it is not over."""
     conversation = view.conversation
     if conversation.start_failed:
         return f"The conversation did not start: {conversation.start_detail}"
     if not conversation.is_ready or conversation.has_run_queued:
         return None
     status = conversation.execution_status
-    # It may have been told to go on, and not have said yet that it does.
+    # It may have been asked to continue, without having reported that it runs.
     is_asked = conversation.facts.run_asked_at > conversation.facts.status_at
     if status is ExecutionStatus.FINISHED and not is_asked:
         return DONE
@@ -43,7 +43,7 @@ def find_end(view: ConversationView) -> str | None:
 
 
 def cost_of(view: ConversationView) -> float | None:
-    """Return what a conversation has cost in US dollars, None where nobody has said so."""
+    """Return the cost of a conversation in US dollars, or None if it is unknown."""
     metrics = view.conversation.metrics
     return metrics.accumulated_cost if metrics else None
 
@@ -63,7 +63,7 @@ class _Event(msgspec.Struct):
 
 
 def last_words(events: Iterable[StoredEvent]) -> str | None:
-    """Return what an agent has said last, of events that begin with the newest; None if it has not."""
+    """Return an agent's last message, given the newest events first; None if there is none."""
     for stored in events:
         event = decode_or_none(stored.body, _Event)
         if event is None:

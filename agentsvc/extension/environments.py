@@ -1,6 +1,6 @@
-"""Prepared environments: what a plugin that keeps them tells starts, and prepares them with.
+"""Prepared environments: the types for a plugin that provides them to starts, and prepares them.
 
-`Server.conversations.starts.environments.source` is to be set to what knows the environments.
+Such a plugin sets `Server.conversations.starts.environments.source`.
 """
 
 from agentsvc.agentserver import AgentServer

@@ -1,4 +1,4 @@
-"""Tells plugins what happens, each thing once it is stored."""
+"""Publishes events to plugins, each after it was stored."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from agentsvc.sandboxes import Notifier, Sandbox, Sandboxes
 def publish_to(
     notifier: Notifier, *, event_bus: EventBus, conversations: Conversations, sandboxes: Sandboxes
 ) -> None:
-    """Have the notifier told of all kinds of events, if any plugin listens."""
+    """Publish all kinds of events to the notifier, if any plugin listens."""
     if not notifier.has_listeners:
         return
 

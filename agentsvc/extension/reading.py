@@ -1,17 +1,17 @@
-"""Reads parts of events, in whatever form somebody has written them. Pure."""
+"""Reads parts of events, which may have any shape. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def member(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a part that should be an object, or an empty one."""
+    """Return a member that should be an object, or an empty one."""
     found = record.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def texts(parts: Any, *, image: str = "") -> str:
-    """Return the text of what a message or an answer consists of, with the same for each image."""
+    """Return the text of a message's or a response's content, with `image` in place of each image."""
     if isinstance(parts, str):
         return parts
     found = parts if isinstance(parts, list) else []

@@ -1,4 +1,4 @@
-"""Takes the tables of plugins through their migrations."""
+"""Migrates the tables of plugins."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _VERSIONS: Final = """
 
 
 async def migrate(database: Database, plugin: str, scripts: Sequence[str]) -> None:
-    """Run the scripts of a plugin that were not run yet, all of them or none; raises StartFailed."""
+    """Run the pending migrations of a plugin, all of them or none; raises StartFailed."""
     if not scripts:
         return
     version = await database.write(lambda tx: _read_version(tx, plugin))

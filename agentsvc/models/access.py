@@ -1,6 +1,6 @@
 """Language model hosts that the server may call: public ones, and those the operator lists.
 
-That is where sandboxes reach them as well.
+Sandboxes may call the same hosts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,18 +21,18 @@ _REFUSAL: Final = (
 def reach_of_models(
     known: Iterable[str], *, own: Iterable[str] = (), lookup: Lookup | None = None
 ) -> SafeConnector:
-    """Return the rule for models; those at `known` hosts may be anywhere."""
+    """Return a connector for models; `known` hosts may have any address."""
     return SafeConnector(listed=known, own=own, refusal=_REFUSAL, lookup=lookup)
 
 
 def check_host(reach: SafeConnector, url: URL) -> None:
-    """Raise BadHost for a host that cannot be meant, AddressNotAllowed for an address that is not asked."""
+    """Raise BadHost for an invalid host, AddressNotAllowed for an address that may not be called."""
     parse_host(url.raw_host or "")
     reach.check_literal(url.raw_host or "", url.port or 0)
 
 
 async def may_ask(base_url: str, reach: SafeConnector) -> bool:
-    """Say whether models are asked at a base URL, as far as its addresses can be found out."""
+    """Return whether the server may call models at a base URL; True if its name cannot be resolved now."""
     try:
         url = URL(base_url)
         check_host(reach, url)
@@ -40,13 +40,13 @@ async def may_ask(base_url: str, reach: SafeConnector) -> bool:
     except (AddressNotAllowed, BadHost, ValueError):
         return False
     except OSError:
-        # It may be found later, and the key is not to be elsewhere because of that.
+        # The name may resolve later, and until then the key must not be given to the sandbox.
         return True
     return True
 
 
 def model_headers(key: Secret | None, more: Mapping[str, Secret]) -> dict[str, str]:
-    """Return the headers of a request to a model, with its key if it has one."""
+    """Return the headers of a request to a model, with its key if there is one."""
     headers = {
         "Accept-Encoding": "identity",
         "Content-Type": "application/json",

@@ -1,7 +1,7 @@
 """The model catalogue, read from the installed agent packages.
 
-The files are read, never imported: what they belong to runs in sandboxes only. Without the
-packages the catalogue is empty.
+The files are parsed, never imported: the packages run in sandboxes only. Without the packages the
+catalogue is empty.
 """
 
 import ast
@@ -23,11 +23,11 @@ _VERIFIED: Final = ("openhands-sdk", "openhands/sdk/llm/utils/verified_models.py
 _VERIFIED_NAME: Final = "VERIFIED_MODELS"
 _MODES: Final = frozenset({"chat", "responses"})
 _FAMILIES: Final = ("bedrock", "vertex_ai")
-"""Providers that the model library lists under several names, each of which begins so."""
+"""Providers that the model library lists under several names with a common prefix."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A language model; `provider/name` is how settings call it."""
+    """A language model; settings name it `provider/name`."""
 
     provider: str
     name: str
@@ -35,14 +35,14 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class ModelProvider(Struct, frozen=True, kw_only=True):
-    """Who offers models; verified if one of them is."""
+    """A provider of models; verified if one of its models is."""
 
     name: str
     is_verified: bool
 
 
 class Models(Struct, frozen=True, kw_only=True):
-    """The whole catalogue, verified entries first, in the order in which people look for them."""
+    """The whole catalogue, verified entries first, in the order in which it is shown."""
 
     models: tuple[Model, ...] = ()
     providers: tuple[ModelProvider, ...] = ()
@@ -54,7 +54,7 @@ class _Entry(Struct, frozen=True, kw_only=True):
 
 
 _NO_NAME = re.compile(r"\*|-commitment/|^ft:")
-"""Keys that stand for prices of several models, or for models a user has trained."""
+"""Keys of prices for several models, or of fine-tuned models of a user."""
 
 type FindFile = Callable[[str, str], Path | None]
 
@@ -63,7 +63,7 @@ _ENTRY = msgspec.json.Decoder(_Entry)
 
 
 def installed_file(distribution: str, path: str) -> Path | None:
-    """Return a file of an installed package, or None if it is not there."""
+    """Return a file of an installed package, or None if it does not exist."""
     try:
         found = Path(str(metadata.distribution(distribution).locate_file(path)))
     except metadata.PackageNotFoundError:
@@ -72,7 +72,7 @@ def installed_file(distribution: str, path: str) -> Path | None:
 
 
 class Catalogue:
-    """Reads the catalogue when somebody first asks, and keeps it."""
+    """Reads the catalogue on first use, and caches it."""
 
     def __init__(self, find_file: FindFile = installed_file) -> None:
         self._find_file = find_file
@@ -80,7 +80,7 @@ class Catalogue:
         self._reading = asyncio.Lock()
 
     async def get(self) -> Models:
-        """Return the catalogue; it is empty where the agent packages are not installed."""
+        """Return the catalogue; empty if the agent packages are not installed."""
         async with self._reading:
             if self._models is None:
                 self._models = await asyncio.to_thread(read_models, self._find_file)
@@ -88,7 +88,7 @@ class Catalogue:
 
 
 def read_models(find_file: FindFile = installed_file) -> Models:
-    """Read the catalogue from its files; what cannot be read is left out and logged."""
+    """Read the catalogue from its files; unreadable parts are left out and logged."""
     verified = _read(find_file(*_VERIFIED), _parse_verified)
     priced = _read(find_file(*_PRICES), _parse_prices)
     models = {
@@ -123,7 +123,7 @@ def _read(file: Path | None, parse: Callable[[bytes], _Names]) -> _Names:
 
 
 def _parse_verified(source: bytes) -> _Names:
-    """Return the lists of a module that consists of nothing but lists and a dict of them."""
+    """Parse a module that consists of lists and a dict of them."""
     lists: dict[str, list[str]] = {}
     for node in ast.parse(source).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
@@ -141,7 +141,7 @@ def _parse_verified(source: bytes) -> _Names:
 
 
 def _parse_prices(source: bytes) -> _Names:
-    """Return the models that can hold a conversation, by provider."""
+    """Return the models for conversations, by provider."""
     found: dict[str, set[str]] = {}
     for key, raw in _ENTRIES.decode(source).items():
         try:
@@ -156,7 +156,7 @@ def _parse_prices(source: bytes) -> _Names:
 
 
 def _split(key: str, listed_under: str) -> tuple[str, str]:
-    """Return provider and name of a model; the key begins with the provider, or leaves it out."""
+    """Return provider and name of a model; the key may start with the provider or not."""
     family = next((name for name in _FAMILIES if listed_under.startswith(name)), listed_under)
     head, slash, rest = key.partition("/")
     if slash and listed_under.startswith(head):

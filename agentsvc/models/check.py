@@ -1,7 +1,7 @@
-"""Asking a language model once, from the server, and saying in plain words why it does not answer.
+"""Tests a language model with one request from the server, and explains a failure in plain words.
 
-One request of OpenAI's chat completions, to where a sandbox may reach the model as well: public
-addresses, and the hosts that the operator lists. Models that speak otherwise are not asked.
+One request of OpenAI's chat completions, to hosts that sandboxes may call as well: public
+addresses, and the hosts that the operator lists. Models with other APIs are not tested.
 """
 
 import asyncio
@@ -28,34 +28,34 @@ _TIME_LIMIT: Final = 30.0
 _QUESTION: Final = "This is a test of the connection. Answer with the one word OK."
 
 _OTHERWISE: Final = frozenset({"anthropic", "gemini"})
-"""Providers whose own interface, which is what a base URL stands for, is another one."""
+"""Providers whose own API, which a base URL refers to, is a different one."""
 
 
 class CheckOutcome(StrEnum):
-    """What came of asking a model."""
+    """The result of testing a model."""
 
     ANSWERS = "answers"
-    """It has answered"""
+    """The model answered"""
     FAILED = "failed"
-    """It was asked and has not answered as a model does"""
+    """The model was called and did not answer as a model does"""
     UNTESTED = "untested"
-    """It was not asked; agents may reach it all the same."""
+    """The model was not called; agents may reach it all the same."""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking a model, in words for the user, and what the provider itself said."""
+    """The result of testing a model, for the user, with the provider's own error message."""
 
     outcome: CheckOutcome
-    """What came of it"""
+    """The result"""
     message: str
-    """The same in words for the user"""
+    """The result in words for the user"""
     status: int | None = None
     """HTTP status of the provider; null if it was not reached or not asked"""
     said: str = ""
-    """What the provider said, cut off where it is long; empty if nothing"""
+    """Error message of the provider, truncated if it is long; empty if there is none"""
     host: str = ""
-    """Host and port that an administrator may add to `model-hosts`, so that the model is asked;
-    empty unless that is missing"""
+    """Host and port that an administrator may add to `model-hosts` to allow the test; empty if they are
+    not the cause"""
 
 
 async def check_model(
@@ -66,10 +66,10 @@ async def check_model(
     time_limit: float = _TIME_LIMIT,
     lookup: Lookup | None = None,
 ) -> Checked:
-    """Ask a model once; never raises for what its settings say or what answers there.
+    """Call a model once; never raises for its settings or its response.
 
-    Models at `known` hosts, as `allow_hosts` names them, may be anywhere, others at public
-    addresses only.
+    `known` hosts, in the format of `allow_hosts`, may have any address, others only public
+    addresses.
     """
     found = _endpoint(llm)
     if isinstance(found, Checked):
@@ -92,7 +92,7 @@ async def check_model(
 
 
 def _endpoint(llm: Llm) -> URL | Checked:
-    """Return where a model is asked, or why it is not."""
+    """Return the URL to call, or the reason why the model cannot be tested."""
     model, base = (llm.model or "").strip(), (llm.base_url or "").strip()
     provider = provider_of(model)
     if not model:
@@ -166,7 +166,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def _judge(status: int, body: bytes, llm: Llm) -> Checked:
-    """Return what an answer means."""
+    """Interpret the response of a model."""
     if status == HTTPStatus.OK:
         if _is_completion(body):
             return Checked(
@@ -178,7 +178,7 @@ def _judge(status: int, body: bytes, llm: Llm) -> Checked:
             status=status,
         )
     said, code = _read_failure(body)
-    # Masked before it is cut: of a key at the end a part would be left.
+    # Masked before it is cut, so that no part of a key is left at the end.
     said = without_secrets(said, secrets_of(llm))[:_SAID_MAX]
     return _failed(_explain(status, f"{code} {said}".lower(), llm), status=status, said=said)
 
@@ -189,7 +189,7 @@ def _is_completion(body: bytes) -> bool:
 
 
 def _read_failure(body: bytes) -> tuple[str, str]:
-    """Return what a provider says is wrong, and its code for that."""
+    """Return a provider's error message and code."""
     found = decode_or_none(body, _Failure)
     if found is None:
         return "", ""

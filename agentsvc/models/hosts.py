@@ -1,6 +1,6 @@
-"""At which hosts language models are reached, so that a sandbox without a network reaches its own.
+"""Hosts of language model providers, so that a sandbox with a restricted network reaches its model.
 
-Pure. Providers whose host depends on a region or an account are not known here: their users give
+Pure. Providers whose host depends on a region or an account are omitted: their users configure
 a base URL, or the operator lists the host.
 """
 
@@ -21,10 +21,10 @@ BASES: Final = {
     "sambanova": "https://api.sambanova.ai/v1",
     "xai": "https://api.x.ai/v1",
 }
-"""Where providers take chat completions as OpenAI does."""
+"""The base URLs of providers with OpenAI-compatible chat completions."""
 
 OWN_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
-"""What servers of one's own are called that take requests as OpenAI does."""
+"""Provider names for self-hosted servers with an OpenAI-compatible API."""
 
 _FAMILIES: Final = {
     "claude": "anthropic",
@@ -36,16 +36,16 @@ _FAMILIES: Final = {
     "o3": "openai",
     "o4": "openai",
 }
-"""Providers of models that are called by their names alone."""
+"""Providers by the prefixes of model names without a provider."""
 
 
 def host_of(model: str, base_url: str | None) -> str:
-    """Return `host:port` of a model; empty where it is not known."""
+    """Return `host:port` of a model; empty if unknown."""
     return host_of_url(base_url) if base_url else _HOSTS.get(provider_of(model), "")
 
 
 def provider_of(model: str) -> str:
-    """Return the provider that a model's name begins with or stands for; empty if it is not known."""
+    """Return the provider of a model by its name; empty if unknown."""
     provider, slash, _ = model.partition("/")
     if slash:
         return provider
@@ -53,7 +53,7 @@ def provider_of(model: str) -> str:
 
 
 def host_of_url(url: str) -> str:
-    """Return `host:port` of a URL; empty for one that has none."""
+    """Return `host:port` of a URL; empty if it has none."""
     try:
         parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
@@ -76,4 +76,4 @@ _HOSTS: Final = {
     "perplexity": "api.perplexity.ai:443",
     "zai": "api.z.ai:443",
 }
-"""Where each provider is."""
+"""The host and port of each provider."""

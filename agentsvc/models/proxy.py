@@ -1,4 +1,4 @@
-"""Passes requests of sandboxes on to their language models, with the key that sandboxes do not have."""
+"""Forwards requests of sandboxes to their language models, and adds the key that sandboxes do not have."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from agentsvc.models.wire import CallUsage, Upstream, UsageReader
 from agentsvc.plugin.egress import BadHost
 
 LARGEST_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""How much an answer that is no stream may have."""
+"""The maximum size of a response that is not a stream."""
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
 _PRICE_HEADER: Final = "x-litellm-response-cost"
@@ -26,11 +26,11 @@ _PASSED_ON: Final = ("Content-Type", "Retry-After")
 
 
 class ModelSilent(ModelUnavailable):
-    """The model has heard the question and says nothing: what that costs is not known."""
+    """The model received the request and did not respond in time: the cost is unknown."""
 
 
 class ModelAnswer:
-    """What a model answers, as it comes."""
+    """The streamed response of a model."""
 
     def __init__(self, response: aiohttp.ClientResponse, upstream: Upstream, asked: int) -> None:
         self._response = response
@@ -39,16 +39,16 @@ class ModelAnswer:
         self._reader = UsageReader(is_stream=self.is_stream, asked_bytes=asked)
         self.status = response.status
         said = {name: response.headers.get(name, "") for name in _PASSED_ON}
-        # What cannot be sent on would break the answer off.
+        # Values that cannot be forwarded would break the response.
         self.headers = {name: text for name, text in said.items() if text and text.isprintable()}
 
     @property
     def is_good(self) -> bool:
-        """Whether the model has done something, which costs something."""
+        """Whether the model accepted the request, which costs something."""
         return self.status < HTTPStatus.BAD_REQUEST
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the body; a failure's is short, and without the key, should that be in it."""
+        """Yield the body; that of an error is truncated, and the key in it masked."""
         try:
             if not self.is_good:
                 yield await self._failure()
@@ -66,7 +66,7 @@ class ModelAnswer:
 
     @property
     def usage(self) -> CallUsage:
-        """What the call has used, once its answer was read."""
+        """The usage of the call, once its response was read."""
         told = self._response.headers.get(_PRICE_HEADER, "")
         try:
             dollars = float(told) if told else None
@@ -86,7 +86,7 @@ class ModelAnswer:
 
 
 class ModelProxy:
-    """Asks models as the operator allows; open while the server runs."""
+    """Calls models at the hosts that the operator allows; open while the server runs."""
 
     def __init__(
         self,
@@ -103,20 +103,20 @@ class ModelProxy:
 
     @property
     def _reach(self) -> SafeConnector:
-        """The rule for the hosts that are known now."""
+        """The connector for the hosts that are known now."""
         if tuple(self._known) != self._hosts:
             self._hosts = tuple(self._known)
             self._current = self._make(self._hosts)
         return self._current
 
     async def may_reach(self, base_url: str) -> bool:
-        """Say whether models are asked at a base URL."""
+        """Return whether the server may call models at a base URL."""
         return await may_ask(base_url, self._reach)
 
     @contextlib.asynccontextmanager
     async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[ModelAnswer]:
-        """Ask a model; raises ModelUnavailable where it does not answer, or may not be asked."""
-        # What goes wrong with who reads the answer is nothing that the model has done.
+        """Call a model; raises ModelUnavailable if it does not respond, or may not be called."""
+        # Errors of the reader of the response are not the model's, so they are raised unchanged.
         async with (
             self._reach.session() as session,
             await self._post(session, upstream, path, body) as response,

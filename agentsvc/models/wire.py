@@ -11,19 +11,19 @@ from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 MAX_USED: Final = 2**40
-"""More tokens, or dollars, than any conversation uses: whoever tells of more is not believed."""
+"""More tokens, or dollars, than any conversation uses: larger reported values are ignored."""
 
 _LONGEST_LINE: Final = 4 * 1024 * 1024
 _BYTES_OF_TOKEN: Final = 4
-"""About how long a token is."""
+"""The approximate length of a token."""
 _FEWEST_BYTES: Final = 3
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model really is, and what is shown there."""
+    """The address and credentials of a model."""
 
     model: str
-    """Its name there, without the provider."""
+    """The name of the model there, without the provider."""
     base_url: str
     api_key: Secret | None
     headers: dict[str, Secret] = {}
@@ -32,7 +32,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call has used; the dollars are None where nobody says the price."""
+    """The usage of one call; the dollars are None if the price is unknown."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,18 +40,18 @@ class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadQuestion(ValueError):
-    """A request to a model that is not an object in JSON."""
+    """A request to a model that cannot be forwarded; the message says why."""
 
 
 def upstream_of(llm: Llm) -> Upstream | None:
-    """Return where requests for a model go, or None for one that does not speak as OpenAI's do."""
+    """Return the upstream of a model, or None if its API is not OpenAI-compatible."""
     model, base = (llm.model or "").strip(), (llm.base_url or "").strip()
     provider = provider_of(model)
     if provider != "openai" and not (provider in OWN_SERVERS and base):
         return None
     options = llm.options
     if options.api_version is not None:
-        # It is Azure that wants one, and has paths of its own.
+        # Only Azure has API versions, and its paths differ.
         return None
     return Upstream(
         model=model.removeprefix(f"{provider}/"),
@@ -64,15 +64,15 @@ def upstream_of(llm: Llm) -> Upstream | None:
 
 
 def through(llm: Llm, *, base_url: str, token: Secret) -> Llm:
-    """Return a model as a sandbox is to see it: behind this URL, with nothing secret but a token."""
+    """Return a model as a sandbox sees it: with this URL, and a token as its only secret."""
     plain = without_secret_options(llm)
     return msgspec.structs.replace(plain, api_key=token, base_url=base_url)
 
 
 def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
-    """Return a request to a model, asking this model and nothing else; raises BadQuestion.
+    """Return a request to a model with its model name replaced; raises BadQuestion.
 
-    With `wants_usage` a stream is asked to say at its end what it has used.
+    With `wants_usage` a stream is asked to report its usage at the end.
     """
     if has_many_values(body):
         raise BadQuestion("The body has more values than a question to a model")
@@ -81,7 +81,7 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadQuestion("The body should be an object in JSON") from exc
     fields["model"] = Raw(msgspec.json.encode(model))
-    # What a model would go on with behind an empty answer could be counted by nobody.
+    # The usage of a response that continues in the background could not be measured.
     fields.pop("background", None)
     if wants_usage and bytes(fields.get("stream", b"")) == b"true":
         fields["stream_options"] = Raw(_with_usage(fields.get("stream_options")))
@@ -89,16 +89,16 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
 
 
 def guess_usage(upstream: Upstream, asked_bytes: int) -> CallUsage:
-    """Return what a call is taken to use of which there is no answer.
+    """Return an estimate of the usage of a call without a response.
 
-    Its tokens are rather too many than too few, since what it is answered costs, too.
+    It is rather too high, because the missing response costs something, too.
     """
     prompt = asked_bytes // _FEWEST_BYTES
     return CallUsage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
 
 
 class UsageReader:
-    """Finds in an answer, which is read as it comes, what it says it has used."""
+    """Finds the reported usage in a response while it is streamed."""
 
     def __init__(self, *, is_stream: bool, asked_bytes: int) -> None:
         self._is_stream = is_stream
@@ -110,10 +110,10 @@ class UsageReader:
         self._found: _Counts | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take in the next part of an answer."""
+        """Process the next part of a response."""
         self._bytes += len(data)
         if self._is_stream:
-            # Only what is new is looked through: a line may come in very small parts.
+            # Only new data is searched, because a line may come in very small parts.
             *lines, data = data.split(b"\n")
             for line in lines:
                 self._read_line(bytes(self._rest) + line)
@@ -125,15 +125,15 @@ class UsageReader:
             self._is_skipping = not self._is_stream
 
     def result(self, upstream: Upstream, told_dollars: float | None) -> CallUsage:
-        """Return what was used, by what was said or else by how much was sent and came.
+        """Return the reported usage, or else an estimate by the sizes of request and response.
 
-        `told_dollars` is what a header said of the price.
+        `told_dollars` is the price in a response header.
         """
         if not self._is_stream:
             self._read(bytes(self._rest))
         found = self._found
         if found is None:
-            # It broke off, or does not count: about what a reader would.
+            # The response was cut off, or reports no usage.
             count = self._chunks if self._is_stream else self._bytes // _BYTES_OF_TOKEN
             prompt_tokens = self._asked_bytes // _BYTES_OF_TOKEN
             found = _Counts(prompt_tokens=prompt_tokens, completion_tokens=count)

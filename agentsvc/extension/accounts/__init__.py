@@ -1,4 +1,4 @@
-"""Users, their keys, and logins of browsers, for what lets users in by other means than a key."""
+"""Users, their keys, and logins of browsers, for plugins that authenticate users without a key."""
 
 from agentsvc.accounts import KEY_PREFIX as KEY_PREFIX
 from agentsvc.accounts import Login as Login

@@ -1,4 +1,4 @@
-"""Starts and steers conversations, beside the services that every extension gets."""
+"""Types for starting and controlling conversations, in addition to the services of every extension."""
 
 from agentsvc.accounts import Principal as Principal
 from agentsvc.conversations import ConversationFiles as ConversationFiles

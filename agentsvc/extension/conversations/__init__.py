@@ -1,7 +1,7 @@
-"""Conversations that a plugin starts, and what becomes of them.
+"""Types for plugins that start conversations and follow them.
 
 `Server.conversations.starts` has `start`, whose `claim` runs in the transaction that creates the start task,
-so that what a plugin keeps of it is true together with it or not at all.
+so that a plugin's own records are committed together with it.
 """
 
 from typing import Final
@@ -37,12 +37,12 @@ PROFILE_PATTERN: Final = NAME_PATTERN
 
 
 async def check_may_run(tx: Transaction, user_id: str) -> None:
-    """Raise NotAllowed for a user who is blocked or may only read; their keys are not looked at."""
+    """Raise NotAllowed for a user who is blocked or read-only; their keys are not checked."""
     user = await get_user(tx, user_id)
     if user.blocked_at is not None or user.role is Role.VIEWER:
         raise NotAllowed("The user is blocked, or may only read")
 
 
 def text_message(text: str) -> Message:
-    """Return what is said in a conversation by a text."""
+    """Return a message with a text."""
     return Message(content=(Content(kind=ContentKind.TEXT, text=text),))

@@ -1,4 +1,4 @@
-"""Types for clients of git hosting services that the server does not know by itself."""
+"""Types for clients of git hosting services that are not built into the server."""
 
 from agentsvc.domain import Provider as Provider
 from agentsvc.domain import SuggestedTask as SuggestedTask

@@ -1,4 +1,4 @@
-"""Conversations that ended elsewhere, and how they become conversations of this server."""
+"""Imports conversations that ended on another server."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ from agentsvc.storage import Database, Transaction, Vault
 
 
 class Conversations:
-    """The stored conversations, for what adds to them while no server has them in hand."""
+    """The stored conversations, for additions while no server is running."""
 
     def __init__(self, db: Database, vault: Vault) -> None:
         event_bus = EventBus()
@@ -44,9 +44,9 @@ class Conversations:
     async def add(
         self, conversation: Conversation, bodies: Sequence[bytes], *, task_id: str
     ) -> int:
-        """Store one that is over, with its events; return how many of these are no events or twice.
+        """Store a finished conversation with its events; return the number of rejected or duplicate events.
 
-        One of the first generation gets the record of a start with this id.
+        A conversation of the first API generation also gets a start task with this id.
         """
 
         async def body(tx: Transaction) -> int:
@@ -59,7 +59,7 @@ class Conversations:
 
 
 def _ended_start(conversation: Conversation, task_id: str) -> StartTask:
-    """Return the record of a start that is over: it says of which generation the conversation is."""
+    """Return a finished start task, which records the API generation of the conversation."""
     moment = conversation.created_at
     return StartTask(
         id=task_id,

@@ -1,4 +1,4 @@
-"""Connections to addresses that users name: never to private ones, unless that is allowed."""
+"""Connections to addresses from users: never to private ones, unless that is allowed."""
 
 from agentsvc.agentserver import Lookup as Lookup
 from agentsvc.agentserver import SafeConnector as SafeConnector

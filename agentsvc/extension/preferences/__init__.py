@@ -1,4 +1,4 @@
-"""The settings and secrets of users: read as their API takes them, and stored."""
+"""Settings and secrets of users: parsing of their API's request bodies, and storage."""
 
 from agentsvc.domain import Llm as Llm
 from agentsvc.domain import read_options as read_options

@@ -1,4 +1,4 @@
-"""The interface of extensions: the parts a plugin may add, and the services it gets."""
+"""The interface of extensions: what a plugin may add, and the services it gets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -42,76 +42,76 @@ VERSION: Final = __version__
 
 
 class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of an extension that has none."""
+    """The settings of an extension without any."""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """What an extension gets of a server that is about to run."""
+    """The services that an extension gets from a server that is about to run."""
 
     app: web.Application
-    """Where it keeps what its handlers need, by typed keys of its own."""
+    """The application, for state of its handlers under typed keys of its own."""
     config: Config
     database: Database
     vault: Vault
-    """Seals what must not be readable in the database."""
+    """Encrypts values that must not be readable in the database."""
     supervisor: Supervisor
     """Runs its loops and tasks: `loop(name, body, every_seconds=60)`."""
     event_bus: EventBus
-    """Told of each change, once it is stored."""
+    """Publishes each change once it is committed."""
     events: EventLog
     sandboxes: Sandboxes
     conversations: Conversations
     messages: MessageQueue
-    """Tells agents something, once, in the order it was taken."""
+    """Delivers messages to agents, once and in order."""
     secrets: SecretStore
-    """What users have stored for their agents."""
+    """Secrets that users have stored for their agents."""
     agents: AgentClient
-    """Speaks with the agent servers in sandboxes."""
+    """Client of the agent servers in sandboxes."""
     git: GitProviders
-    """Asks git hosts with the tokens of users, fetches from them, and pushes."""
+    """Calls git hosting services with the tokens of users, fetches from them, and pushes."""
 
 
 class Extension[Settings: msgspec.Struct]:
-    """Something that a plugin adds to a server; one instance is made for each server."""
+    """An addition of a plugin to the server; one instance is created per server."""
 
     Config: ClassVar[type[msgspec.Struct]] = NoSettings
-    """Its settings: a struct with `forbid_unknown_fields`, all of whose fields have defaults. Where
-    one is called `enabled`, that switches the extension on and off."""
+    """Its settings: a struct with `forbid_unknown_fields`, whose fields all have defaults. A field
+    `enabled` switches the extension on and off."""
     prefix: ClassVar[str] = ""
-    """What the paths of its routes begin with, such as `/api/notes`; may be empty."""
+    """The prefix of the paths of its routes, such as `/api/notes`; may be empty."""
     operations: ClassVar[Iterable[Route]] = ()
-    """Its routes, where none of them is a method of it."""
+    """Its routes, if no handler is a method of the extension."""
     migrations: ClassVar[Sequence[str]] = ()
-    """SQL scripts that make its tables, in their order: add to them, change none. The names of its
+    """SQL scripts that create its tables, in order: append to them, never change one. The names of its
     tables and indexes begin with `plugin_NAME_`."""
 
     git_hosts: ClassVar[Mapping[Provider, type[Hosting]]] = MappingProxyType({})
-    """What asks git hosting services, by what users call these; see `agentsvc.extension.git`."""
+    """Clients of git hosting services, by the name of the provider; see `agentsvc.extension.git`."""
 
     def __init__(self, config: Settings) -> None:
         self.config = config
 
     def routes(self) -> Iterable[Route]:
-        """Return its routes, whose paths come behind the prefix."""
+        """Return its routes, with paths relative to the prefix."""
         return self.operations
 
     def middlewares(self) -> Iterable[Middleware]:
-        """Return what runs around all requests, once these have their ids."""
+        """Return middlewares for all requests, which run after a request has its id."""
         return ()
 
     def install(self, app: web.Application) -> None:
-        """Add what is no route of the API."""
+        """Add handlers that are not routes of the API."""
 
     def run(self, server: Server) -> AbstractAsyncContextManager[None]:
-        """Return a context that is entered before the server listens, and left when it stops.
+        """Return a context that is entered before the server listens, and exited when it stops.
 
-        It may start loops with the supervisor, which stops them after the context is left.
+        It may start loops with the supervisor, which stops them after the context is exited.
         """
         return nullcontext()
 
 
 def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extension[Any]]]:
-    """Make what the plugins add, each with the name of its plugin; raises StartFailed."""
+    """Create the extensions of all plugins, with the name of their plugin; raises StartFailed."""
     known = {plugin.name for plugin in host.plugins()} | {plugin.name for plugin in bundled()}
     if unknown := config.extensions.keys() - known - set(config.plugins.disable):
         raise StartFailed(
@@ -123,7 +123,7 @@ def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extensi
 
 
 def git_hosts_of(extensions: list[tuple[str, Extension[Any]]]) -> dict[Provider, type[Hosting]]:
-    """Return the git hosting services that plugins know."""
+    """Return the git hosting services of all extensions."""
     return {
         provider: kind
         for _, extension in extensions
@@ -139,7 +139,7 @@ def _make(name: str, kind: object, config: Config) -> Extension[Any]:
 
 
 def mount_extension(app: web.Application, name: str, extension: Extension[Any]) -> None:
-    """Add the routes and middlewares of an extension; raises StartFailed where a route is taken."""
+    """Add the routes and middlewares of an extension; raises StartFailed if a route exists already."""
     routes = [
         msgspec.structs.replace(route, path=extension.prefix + route.path)
         for route in extension.routes()
@@ -155,8 +155,8 @@ def mount_extension(app: web.Application, name: str, extension: Extension[Any]) 
     mount(app, routes)
     extension.install(app)
     if trace_request not in app.middlewares:
-        # It is asked for its routes only.
+        # The application is only created to describe its routes.
         return
     for middleware in extension.middlewares():
-        # Behind what gives the request its id, and around what makes its answer.
+        # After the middleware that sets the request's id, and around those that create its response.
         app.middlewares.insert(app.middlewares.index(trace_request) + 1, middleware)

@@ -1,4 +1,4 @@
-"""Storage for plugins: the database, the vault, the audit log, pages of lists, tables of records."""
+"""Storage for plugins: the database, the vault, the audit log, pagination, tables of records."""
 
 from types import get_original_bases
 from typing import Any, ClassVar, get_args
@@ -19,11 +19,11 @@ from agentsvc.storage import row_of as row_of
 
 
 class Records[T: msgspec.Struct]:
-    """The SQL of a table whose columns are called as the fields of its records.
+    """The SQL of a table whose columns have the names of its records' fields.
 
-    A class of its own names it, as in `class NoteTable(Records[Note], table="plugin_notes_notes")`, and the
-    column of its key, if that is not `id`. What is asked for is the rest of a query, which begins with
-    its condition and calls the table `t`. A table with other columns says how a record is one row.
+    A subclass names the table, as in `class NoteTable(Records[Note], table="plugin_notes_notes")`, and the
+    key column, if that is not `id`. `rest` is the part of a query after FROM, in which the alias of the
+    table is `t`. Subclasses for other columns override `columns`, `to_row` and `to_record`.
     """
 
     table: ClassVar[str]
@@ -38,30 +38,30 @@ class Records[T: msgspec.Struct]:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        """Return what is read of a row."""
+        """Return the columns to read."""
         return tuple(cls._kind.__struct_fields__)
 
     @classmethod
     def to_row(cls, record: T) -> dict[str, Any]:
-        """Return a record as a row."""
+        """Convert a record to a row."""
         return row_of(record)
 
     @classmethod
     def to_record(cls, row: Row) -> T:
-        """Return a row as a record."""
+        """Convert a row to a record."""
         record: T = record_of(row, cls._kind)
         return record
 
     @classmethod
     async def select(cls, source: Queryable, rest: str, **params: Any) -> list[T]:
-        """Return the records that the rest of a query leaves."""
+        """Return the records of a query."""
         columns = ", ".join(f't."{name}"' for name in cls.columns())
         sql = ("SELECT", columns, "FROM", cls.table, "AS t", rest)
         return [cls.to_record(row) for row in await source.all(" ".join(sql), params)]
 
     @classmethod
     async def first(cls, source: Queryable, rest: str, **params: Any) -> T | None:
-        """Return the first of them."""
+        """Return the first record of a query, or None."""
         return next(iter(await cls.select(source, f"{rest} LIMIT 1", **params)), None)
 
     @classmethod
@@ -71,14 +71,14 @@ class Records[T: msgspec.Struct]:
 
     @classmethod
     async def insert(cls, tx: Transaction, record: T, **more: Any) -> None:
-        """Add a record, with columns that are none of its fields."""
+        """Insert a record; `more` are columns that are not among its fields."""
         await tx.insert(cls.table, {**cls.to_row(record), **more})
 
     @classmethod
     async def update(
         cls, tx: Transaction, record: T, where: str = "", *, but: str = "", **params: Any
     ) -> bool:
-        """Store the record with this key, but for a column; say whether it fits what else is asked."""
+        """Update the record with this key, except the column `but`; return whether a row matched."""
         row = cls.to_row(record)
         fields = ", ".join(f'"{name}" = :{name}' for name in row if name not in (cls.key, but))
         sql = ("UPDATE", cls.table, "SET", fields, f'WHERE "{cls.key}" = :{cls.key}', where)
@@ -86,6 +86,6 @@ class Records[T: msgspec.Struct]:
 
     @classmethod
     async def delete(cls, tx: Transaction, key: str) -> bool:
-        """Delete the record with a key; say whether there was one."""
+        """Delete the record with a key; return whether it existed."""
         sql = ("DELETE FROM", cls.table, f'WHERE "{cls.key}" = :key')
         return await tx.run(" ".join(sql), {"key": key}) == 1

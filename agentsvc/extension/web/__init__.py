@@ -1,4 +1,4 @@
-"""HTTP for plugins: tables of routes, decoding of requests, writing of responses."""
+"""HTTP for plugins: route tables, request decoding, responses."""
 
 from agentsvc.http import AUDITED as AUDITED
 from agentsvc.http import CONFIG as CONFIG
