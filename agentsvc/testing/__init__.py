@@ -1,7 +1,7 @@
 """For tests: a fake backend, a scripted model, and the conformance kit for backends.
 
-Public: plugin authors import from here; begin with `kit`. Nothing in the server imports it but commands
-that check or show something. Imports `plugin` and `base`.
+Public: plugin authors import from here; begin with `kit`. In the server only commands that check or
+demonstrate something import it. Imports `plugin` and `base`.
 """
 
 from agentsvc.testing.backend import FAKE_SPEC as FAKE_SPEC

@@ -1,7 +1,7 @@
-"""A backend whose sandboxes are threads of the test, with switches for every misfortune.
+"""A fake backend whose sandboxes are threads of the test, with a switch for every failure.
 
-A FakeWorld is the place where the sandboxes are; it outlives the backends made on it, as a real
-place would outlive the server. It runs the kit's workload in each sandbox, or, with `on_create`,
+A FakeWorld holds the sandboxes; it outlives the backends created on it, as real infrastructure
+outlives the server. It runs the kit's workload in each sandbox, or, with `on_create`,
 whatever the test serves at the URLs it returns.
 """
 
@@ -58,11 +58,11 @@ type Urls = Mapping[str, str]
 
 
 class FakeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fake backend's table: nothing to configure; its switches are on the world."""
+    """The fake backend's table, without keys; its switches are attributes of the world."""
 
 
 class FakeSandbox:
-    """One sandbox of a FakeWorld; tests may look at all of it."""
+    """One sandbox of a FakeWorld; tests may inspect all of it."""
 
     def __init__(self, order: Order, instance_id: str) -> None:
         self.order = order
@@ -99,7 +99,7 @@ class FakeSandbox:
             self.thread.start()
 
     def stop(self) -> None:
-        """End the workload's thread; blocks for a moment."""
+        """Stop the workload's thread; blocks for a moment."""
         with self._lock:
             workload, self.workload = self.workload, None
             if workload is not None and self.thread is not None:
@@ -107,7 +107,7 @@ class FakeSandbox:
                 self.thread.join()
 
     def remove(self) -> None:
-        """Stop for good, and remove the files; blocks for a moment."""
+        """Stop permanently, and remove the files; blocks for a moment."""
         with self._lock:
             self._is_removed = True
             self.stop()
@@ -115,12 +115,12 @@ class FakeSandbox:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
     def files(self) -> dict[str, bytes]:
-        """Return its files by their names; blocks for a moment."""
+        """Return the files by name; blocks for a moment."""
         found = self.directory.iterdir() if self.directory is not None else ()
         return {path.name: path.read_bytes() for path in found}
 
     def begin_with(self, files: Mapping[str, bytes]) -> None:
-        """Have it begin with these files; blocks for a moment."""
+        """Replace all files; blocks for a moment."""
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
         self.directory = Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
@@ -138,61 +138,61 @@ class FakeSandbox:
 
 
 class FakeWorld:
-    """Where fake sandboxes are, and the switches that make it misbehave."""
+    """The infrastructure of fake sandboxes, with switches for failures."""
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
         self.calls: list[tuple[str, str]] = []
         """The method and the sandbox id of every call so far."""
         self.slow = 0.0
-        """Seconds that every call takes."""
+        """The duration of every call in seconds."""
         self.unreachable = False
-        """Every call raises BackendUnavailable."""
+        """Whether every call raises BackendUnavailable."""
         self.fail_next: Exception | None = None
-        """Raised by the next call, once."""
+        """An error that the next call raises, once."""
         self.stays_starting = False
-        """New sandboxes do not become usable until `finish_start` is called."""
+        """Whether new sandboxes stay in STARTING until `finish_start` is called."""
         self.on_create: Callable[[Order], Urls] | None = None
-        """Returns the URL to report for each port; then no workload is run."""
+        """Returns the URL to report for each port; no workload is run then."""
         self.fences = Fences()
-        """How sandboxes are held here."""
+        """The result of `fences`."""
         self.default_isolation = Isolation.NONE
-        """What backends on this world are made for, as a class says it."""
+        """The `default_isolation` of backend classes of this world."""
         self.least_isolation = Isolation.NONE
-        """What no configuration may go below."""
+        """The `least_isolation` of its backends."""
         self.usage: Usage | None = None
-        """What every sandbox is said to use."""
+        """The usage reported for every sandbox; None for real values."""
         self.isolation = Isolation.NONE
-        """What every report says is in force, be it true or not."""
+        """The isolation in every report."""
         self.layers: dict[str, dict[str, bytes]] = {}
-        """The files of each layer, by their names."""
+        """The files of each layer, by name."""
         self.images: dict[str, ImageBuild] = {}
-        """What each image was built from, by its id."""
+        """The build of each image, by id."""
         self.why_no_reclaim = ""
-        """Why no memory can be pushed out."""
+        """The result of `why_no_reclaim`."""
         self.why_no_copies = ""
-        """Why no files can be kept or copied."""
+        """The result of `why_no_copies`."""
         self.why_no_hibernate = ""
-        """Why no memory can be kept on disk."""
+        """The result of `why_no_hibernate`."""
         self.hibernation_fails = False
-        """Memory is lost when it is written to disk."""
+        """Whether writing memory to disk loses it."""
         self.endless_reclaim = False
-        """To push memory out takes until it is cancelled."""
+        """Whether `reclaim` blocks until it is cancelled."""
         self.is_here = False
-        """Sandboxes are said to use the processors of the server's machine."""
+        """The result of `runs_here`."""
 
     def backend(self, instance_id: str = "test", state_dir: Path = Path()) -> "FakeBackend":
-        """Return a backend on this world; a further one is what comes after a restart."""
+        """Return a backend on this world; a second one simulates a restart."""
         context = BackendContext(instance_id=instance_id, state_dir=state_dir)
         return self.backend_type()(FakeConfig(), context)
 
     def backend_type(self) -> "type[FakeBackend]":
-        """Return a class whose instances all are on this world."""
+        """Return a backend class whose instances are all on this world."""
         attributes = {"world": self, "default_isolation": self.default_isolation}
         return type("FakeBackend", (FakeBackend,), attributes)
 
     def plugin(self) -> object:
-        """Return a plugin that offers this world as the backend and the spec `fake`."""
+        """Return a plugin that registers this world as the backend and the spec `fake`."""
         return FakePlugin(self)
 
     def end(self, sandbox_id: str, exit_code: int = 1, reason: str = "it was told to end") -> None:
@@ -202,11 +202,11 @@ class FakeWorld:
         sandbox.phase, sandbox.exit_code, sandbox.reason = Phase.FAILED, exit_code, reason
 
     def vanish(self, sandbox_id: str) -> None:
-        """Remove a sandbox behind everybody's back."""
+        """Remove a sandbox without the knowledge of backend and server."""
         self.sandboxes.pop(sandbox_id).remove()
 
     def finish_start(self, sandbox_id: str) -> None:
-        """Let a sandbox that stays starting become usable."""
+        """Set a sandbox that is kept in STARTING to RUNNING."""
         self.sandboxes[sandbox_id].phase = Phase.RUNNING
 
     def close(self) -> None:
@@ -216,19 +216,19 @@ class FakeWorld:
 
 
 class FakePlugin:
-    """A plugin object that offers one FakeWorld."""
+    """A plugin object that registers a FakeWorld."""
 
     def __init__(self, world: FakeWorld) -> None:
         self._world = world
 
     @hookimpl
     def agentsvc_register_backends(self) -> Iterable[type[RuntimeBackend[Any]]]:
-        """Offer the fake backend."""
+        """Register the fake backend."""
         return [self._world.backend_type()]
 
     @hookimpl
     def agentsvc_register_specs(self) -> Iterable[Spec]:
-        """Offer one spec with an agent's port."""
+        """Register one spec with an agent's port."""
         return [FAKE_SPEC]
 
 
@@ -237,7 +237,7 @@ FAKE_SPEC: Final = Spec(id="fake", backend="fake", command=("agent",), ports=(Po
 
 
 class FakeBackend(RuntimeBackend[FakeConfig]):
-    """Runs sandboxes in a FakeWorld; get one from there."""
+    """Runs sandboxes in a FakeWorld; create it by `FakeWorld.backend`."""
 
     name: ClassVar[str] = "fake"
     api_version: ClassVar[int] = API_VERSION
@@ -249,31 +249,31 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
     world: ClassVar[FakeWorld]
 
     async def probe(self) -> Health:
-        """Say that all is well, unless a switch says otherwise."""
+        """Report success, unless a switch is set."""
         await self._call("probe")
         return Health(ok=True, facts={"sandboxes": str(len(self.world.sandboxes))})
 
     @property
     def runs_here(self) -> bool:
-        """Say what the world was told to say."""
+        """Return the world's `is_here`."""
         return self.world.is_here
 
     @property
     def least_isolation(self) -> Isolation:
-        """Say what the world was told to say."""
+        """Return the world's `least_isolation`."""
         return self.world.least_isolation
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say what the world was told to say."""
+        """Return the world's `fences`."""
         del asked
         return self.world.fences
 
     def check_spec(self, spec: Spec) -> None:
-        """Refuse limits, which nothing here would enforce."""
+        """Reject limits, which the fake backend does not enforce."""
         _check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Make a sandbox that runs at once, or the one there is."""
+        """Create a sandbox that runs at once, unless it exists."""
         self.check_fences(order)
         _check(order)
         await self._call("create", order.sandbox_id)
@@ -296,7 +296,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Report what the world knows."""
+        """Report the state of a sandbox."""
         sandbox = await self._find("inspect", handle)
         if sandbox is None:
             return Report(phase=Phase.GONE)
@@ -316,7 +316,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         )
 
     async def usage(self, handle: Handle) -> Usage | None:
-        """Say what the world was told to say, or what all of this process has used."""
+        """Return the world's `usage`, or the CPU time of this process."""
         if self.world.unreachable:
             raise BackendUnavailable("The fake world is out of reach")
         sandbox = self.world.sandboxes.get(handle.sandbox_id)
@@ -326,11 +326,11 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         return self.world.usage or used
 
     async def give_way(self, handles: Sequence[Handle]) -> None:
-        """Do nothing but take note."""
+        """Only record the call."""
         await self._call("give_way", " ".join(sorted(one.sandbox_id for one in handles)))
 
     async def scan(self) -> Sequence[Found]:
-        """List the world's sandboxes that this instance made."""
+        """List the world's sandboxes of this instance."""
         await self._call("scan")
         return [
             Found(handle=self._handle(sandbox_id), created_at=sandbox.created_at)
@@ -346,22 +346,22 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             self.world.sandboxes.pop(handle.sandbox_id, None)
 
     async def pause(self, handle: Handle) -> None:
-        """Let the workload rest and keep its files; its memory has nothing to be kept."""
+        """Stop the workload and keep its files; the workload has no memory that matters."""
         sandbox = self._usable(await self._find("pause", handle))
         if sandbox.phase is not Phase.PAUSED:
             await asyncio.to_thread(sandbox.stop)
             sandbox.phase, sandbox.paused_as = Phase.PAUSED, PausedAs.FROZEN
 
     def why_no_reclaim(self) -> str:
-        """Say what the world was told to say."""
+        """Return the world's `why_no_reclaim`."""
         return self.world.why_no_reclaim
 
     def why_no_copies(self) -> str:
-        """Say what the world was told to say, as well."""
+        """Return the world's `why_no_copies`, unless the class has a reason of its own."""
         return super().why_no_copies() or self.world.why_no_copies
 
     async def reclaim(self, handle: Handle) -> None:
-        """Say that the memory of a frozen sandbox is elsewhere."""
+        """Mark a frozen sandbox as reclaimed."""
         sandbox = self._usable(await self._find("reclaim", handle))
         if sandbox.phase is not Phase.PAUSED:
             raise Conflict("The sandbox is not paused")
@@ -371,11 +371,11 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             sandbox.paused_as = PausedAs.RECLAIMED
 
     def why_no_hibernate(self) -> str:
-        """Say what the world was told to say."""
+        """Return the world's `why_no_hibernate`."""
         return self.world.why_no_hibernate
 
     async def hibernate(self, handle: Handle) -> None:
-        """Say that the memory of a paused sandbox is on disk, or lost."""
+        """Mark a paused sandbox as on disk, or as stopped if hibernation fails."""
         sandbox = self._usable(await self._find("hibernate", handle))
         if sandbox.phase is not Phase.PAUSED:
             raise Conflict("The sandbox is not paused")
@@ -411,7 +411,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         return handle
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
-        """Keep the files of a stopped sandbox."""
+        """Store the files of a stopped sandbox as a layer."""
         sandbox = self._usable(await self._find("keep_layer", handle))
         if sandbox.phase is not Phase.PAUSED or sandbox.paused_as is not PausedAs.STOPPED:
             raise Conflict("The sandbox is not stopped")
@@ -428,12 +428,12 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         return list(self.world.layers)
 
     async def remove_layer(self, layer_id: str) -> None:
-        """Forget a layer."""
+        """Remove a layer."""
         await self._call("remove_layer")
         self.world.layers.pop(layer_id, None)
 
     async def build_image(self, image_id: str, build: ImageBuild) -> str:
-        """Note what an image is built from, unless it begins with nothing."""
+        """Store a build, unless its Dockerfile does not begin with FROM."""
         await self._call("build_image")
         if not build.dockerfile.startswith("FROM "):
             raise OrderRejected("The image cannot be built: no FROM", detail=build.dockerfile[:100])
@@ -446,14 +446,14 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         return list(self.world.images)
 
     async def remove_image(self, image_id: str) -> None:
-        """Forget an image."""
+        """Remove an image."""
         await self._call("remove_image")
         self.world.images.pop(image_id, None)
 
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Keep the files of a sandbox."""
+        """Store the files of a sandbox as a checkpoint."""
         sandbox = self._usable(await self._find("checkpoint", handle))
         files = await asyncio.to_thread(sandbox.files)
         if 1 + sum(map(len, files.values())) > max_bytes:
@@ -462,12 +462,12 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         sandbox.checkpoints = [*sandbox.checkpoints, (one, files)][-keep:]
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        """List what was kept."""
+        """List the checkpoints of a sandbox."""
         sandbox = await self._find("checkpoints", handle)
         return [one for one, _ in sandbox.checkpoints] if sandbox else ()
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
-        """Put the files of a checkpoint into a stopped sandbox."""
+        """Restore the files of a checkpoint in a stopped sandbox."""
         sandbox = self._usable(await self._find("roll_back", handle))
         if sandbox.phase is not Phase.PAUSED or sandbox.paused_as is not PausedAs.STOPPED:
             raise Conflict("The sandbox is not stopped")
@@ -478,7 +478,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         raise OrderRejected("There is no such checkpoint")
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        """Yield what the workload printed."""
+        """Yield the output of the workload."""
         sandbox = await self._find("logs", handle)
         if sandbox is None:
             return
@@ -497,7 +497,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             sandbox.urls = self.world.on_create(sandbox.order)
             sandbox.phase = phase
         else:
-            # To its end even if the caller is cancelled, as the sandbox is listed already.
+            # Completed even if the caller is cancelled, because the sandbox is already listed.
             await asyncio.shield(asyncio.to_thread(sandbox.start, phase))
 
     async def _find(self, method: str, handle: Handle) -> FakeSandbox | None:

@@ -1,7 +1,7 @@
-"""The checks of the conformance kit: what every backend must do, one function a promise.
+"""The checks of the conformance kit: one function for each promise of the contract.
 
-A check is an async function that gets a Rig and raises if the promise is broken. Its name is a
-sentence that is true of a correct backend.
+A check is an async function that gets a Rig and raises if the backend breaks the promise. Its name is
+a sentence that is true of a correct backend.
 """
 
 from agentsvc.testing import lifecycle, refusals, sandbox_files

@@ -1,7 +1,7 @@
 """The example backend: each sandbox is a directory and a process group of this machine.
 
-Make it yours: whatever runs your sandboxes takes the place of `_start`, `_kill` and the files that
-say what is there. The kit in `tests/` tells what is still missing.
+Adapt it: replace `_start`, `_kill` and the files that record the state by your infrastructure. The kit
+in `tests/` shows what is still missing.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ HANDLE_VERSION = 1
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.05
 _PROCESSES = Path("/proc")
-# Keeps the exit code, since nobody waits for the command after a restart of the server.
+# Stores the exit code, because after a restart of the server nobody waits for the command.
 _RUN = '"$@"; echo $? >../exit.part; mv ../exit.part ../exit'
 
 
@@ -51,11 +51,11 @@ class ExampleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The `[backends.example]` table."""
 
     kill_seconds: float = 10.0
-    """How long the processes of a sandbox may take to end."""
+    """How long to wait for the processes of a sandbox to end."""
 
 
 class ExampleBackend(RuntimeBackend[ExampleConfig]):
-    """Runs each sandbox as a plain process, isolated from nothing."""
+    """Runs each sandbox as a plain process, without isolation."""
 
     name: ClassVar[str] = "example"
     api_version: ClassVar[int] = API_VERSION
@@ -63,30 +63,30 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
     Config = ExampleConfig
 
     async def open(self) -> None:
-        """Make the directory of the sandboxes."""
+        """Create the directory of the sandboxes."""
         try:
             await asyncio.to_thread(self.context.state_dir.mkdir, parents=True, exist_ok=True)
         except OSError as exc:
             raise BackendUnavailable("The state directory cannot be made", detail=str(exc)) from exc
 
     async def probe(self) -> Health:
-        """Say whether there is a shell, and how much room."""
+        """Report success with the free disk space."""
         free = (await asyncio.to_thread(shutil.disk_usage, self.context.state_dir)).free
         return Health(ok=True, facts={"free disk bytes": str(free)})
 
     def check_spec(self, spec: Spec) -> None:
-        """Refuse what this backend does not have."""
+        """Reject what this backend does not support."""
         self._check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Write down what is to be, save the handle, then start it unless it was started before."""
+        """Prepare the directory, save the handle, then start the command unless it was started before."""
         self._check(order)
         directory = self._directory(order.sandbox_id)
-        # The directory comes first: scan lists it, whatever happens next.
+        # The directory is created first: scan lists it, whatever happens next.
         ports = await asyncio.to_thread(_prepare, directory, order)
         handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data={"ports": ports})
         await save(handle)
-        # A thread is not cancelled, so it is waited for, whatever happens to this call.
+        # A thread cannot be cancelled, so wait for it even if this call is cancelled.
         start = asyncio.ensure_future(asyncio.to_thread(_start, directory, order, ports))  # noqa: TID251
         try:
             await asyncio.shield(start)
@@ -96,7 +96,7 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Look at the files, the process and its ports."""
+        """Read the files, and check the process and its ports."""
         directory = self._directory_of(handle)
         if not await asyncio.to_thread(directory.is_dir):
             return Report(phase=Phase.GONE)
@@ -117,7 +117,7 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
         )
 
     async def scan(self) -> Sequence[Found]:
-        """List the directories; they are below one that only this installation has."""
+        """List the directories, whose parent belongs to this installation only."""
 
         def listed() -> list[Found]:
             return [
@@ -134,7 +134,7 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
             raise BackendUnavailable("The sandboxes cannot be listed", detail=str(exc)) from exc
 
     async def delete(self, handle: Handle) -> None:
-        """End every process of the sandbox, then remove its directory."""
+        """Kill every process of the sandbox, then remove its directory."""
         directory = self._directory_of(handle)
         await asyncio.to_thread(_end, directory, self.config.kill_seconds)
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
@@ -159,15 +159,15 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
 
 @hookimpl
 def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
-    """Offer the backend."""
+    """Register the backend."""
     return [ExampleBackend]
 
 
-# What blocks, and therefore runs in a thread
+# Blocking functions, which run in threads
 
 
 def _prepare(directory: Path, order: Order) -> dict[str, int]:
-    """Make the directory and choose the ports, or return those chosen before."""
+    """Create the directory and choose the ports, or return those chosen before."""
     (directory / "work").mkdir(parents=True, exist_ok=True)
     file = directory / "ports.json"
     if not file.exists():
@@ -193,7 +193,7 @@ def _start(directory: Path, order: Order, ports: dict[str, int]) -> None:
         start_new_session=True,
     )
     (directory / "pid").write_text(str(process.pid))
-    # It outlives this object; when it has ended, `_kill` collects it.
+    # The process outlives this object; `_kill` reaps it.
     process.returncode = 0
 
 
@@ -211,7 +211,7 @@ def _end(directory: Path, seconds: float) -> None:
 
 
 def _kill(directory: Path) -> bool:
-    """Kill what runs, and say whether any of it may still run."""
+    """Kill the process group, and return whether any process may still run."""
     try:
         group = int((directory / "pid").read_text())
         os.killpg(group, signal.SIGKILL)
@@ -223,7 +223,7 @@ def _kill(directory: Path) -> bool:
 
 
 def _runs(group: int) -> bool:
-    """Say whether anything in a process group has not ended, collected by its parent or not."""
+    """Return whether any process of a group is running, zombies excluded."""
     if not _PROCESSES.is_dir():
         return True
     for file in _PROCESSES.glob("[0-9]*/stat"):

@@ -1,7 +1,7 @@
-"""Finds traces of sandboxes on this machine, independently of their backend.
+"""Finds traces of sandboxes on this machine, without asking their backend.
 
-Looks for their names, which the kit has just made up, in what programs were started with, in the
-names of temporary files and control groups, and among mounts. Blocks; call it from a thread.
+Searches for their random names in the arguments and environment of processes, in the names of temporary
+files and control groups, and in mounts. Blocks; call it in a thread.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 
 
 def traces(names: Collection[str], state_dir: Path) -> list[str]:
-    """Name every process, file, control group and mount that has one of the names in it."""
+    """Return every process, file, control group and mount whose name contains one of the names."""
     marks = [name.encode() for name in names]
     return [
         *_processes(marks),
@@ -31,7 +31,7 @@ def _processes(marks: Collection[bytes]) -> Iterator[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         if int(entry.name) == os.getpid():
             continue
-        # One that ends meanwhile, and one of another user, cannot be read.
+        # Processes that exit meanwhile, and those of other users, cannot be read.
         with contextlib.suppress(OSError):
             content = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             if any(mark in content for mark in marks):

@@ -13,8 +13,8 @@ from agentsvc.testing.workload import WORK_SECONDS
 
 
 async def is_served(rig: Rig, report: Report) -> bool:
-    """Whether one of the ordered workloads answers at what a report names."""
-    # Where addresses of nobody lead to a proxy, that one may answer.
+    """Return whether one of the ordered workloads answers at the endpoint in a report."""
+    # If unassigned addresses lead to a proxy, that may answer.
     try:
         answer = await rig.ask(report, "GET", "/name")
     except (OSError, AssertionError):
@@ -23,7 +23,7 @@ async def is_served(rig: Rig, report: Report) -> bool:
 
 
 async def still_seconds(rig: Rig) -> dict[str, float]:
-    """Call each method of a backend; return how long each kept the event loop from turning."""
+    """Call each method of a backend; return how long each blocked the event loop."""
     watch = LoopWatch()
     order = rig.order()
     save = rig.save_to(order.sandbox_id)
@@ -44,7 +44,7 @@ async def still_seconds(rig: Rig) -> dict[str, float]:
 
 
 async def stopped_and_started(rig: Rig, order: Order, handle: Handle) -> Handle:
-    """Stop a sandbox, see that nothing of it runs, start it again, and see that its files are."""
+    """Stop a sandbox and check that nothing runs; restart it and check its files."""
     for _ in range(2):
         await rig.backend.stop(handle)
         seen = await rig.backend.inspect(handle)
@@ -61,7 +61,7 @@ async def stopped_and_started(rig: Rig, order: Order, handle: Handle) -> Handle:
 
 
 async def check_usage(rig: Rig, handle: Handle, report: Report, before: Usage) -> None:
-    """Have the workload work, and wait until that is seen in what it is said to use."""
+    """Make the workload use CPU, and wait until the reported usage has grown."""
     for name, value in msgspec.structs.asdict(before).items():
         expect(value is None or value >= 0, f"{name} is {value}")
     expect(before.memory_bytes != 0, "it runs and uses no memory")
@@ -80,7 +80,7 @@ async def check_usage(rig: Rig, handle: Handle, report: Report, before: Usage) -
 def calls_of(
     rig: Rig, order: Order, handle: Handle
 ) -> Mapping[Capability, Callable[[], Awaitable[object]]]:
-    """Return a call to the method of each capability that has one."""
+    """Return, for each capability with a method, a function that calls the method."""
 
     async def logs() -> None:
         async for _ in rig.backend.logs(handle, tail=1, follow=False):
@@ -107,23 +107,23 @@ def calls_of(
 
 
 class LogRecords(logging.Handler):
-    """Keeps all that is logged."""
+    """Collects all log records."""
 
     def __init__(self) -> None:
         super().__init__()
         self._texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record with all that goes with it."""
+        """Store one record with all its attributes."""
         self._texts.append(f"{record.getMessage()} {record.__dict__}")
 
     def text(self) -> str:
-        """Return all of it."""
+        """Return all records as text."""
         return "\n".join(self._texts)
 
 
 def all_arguments() -> str:
-    """Return the arguments of every process of this machine that may be seen."""
+    """Return the arguments of every visible process of this machine."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

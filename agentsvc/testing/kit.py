@@ -1,10 +1,10 @@
-"""The conformance kit: holds a backend to the contract, in a plugin's tests or from the shell.
+"""The conformance kit: tests that a backend keeps the contract, by pytest or from the shell.
 
-In a plugin's tests it is one line:
+In a plugin's tests it takes one line:
 
     TestFirecracker = backend_contract(FirecrackerBackend, FirecrackerConfig(kernel="vmlinux"))
 
-What is checked is in `agentsvc.testing.checks`.
+The checks are in `agentsvc.testing.checks`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from agentsvc.testing.rig import Backend, KitOptions, open_rig
 
 
 class CheckStatus(StrEnum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -27,7 +27,7 @@ class CheckStatus(StrEnum):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One check's name, how it ended and, unless it passed, why."""
+    """The name of a check, its outcome and, unless it passed, the reason."""
 
     name: str
     outcome: CheckStatus
@@ -41,11 +41,11 @@ def backend_contract(
     *,
     expect_failures: Mapping[str, str] | None = None,
 ) -> type:
-    """Return a test class that holds a backend to every promise of the contract.
+    """Return a test class with a test for every promise of the contract.
 
-    Its tests are ordinary sync functions, each with its own event loop, so that no pytest plugin
-    is needed. `expect_failures` maps names of checks to the reason why they fail; one that
-    passes then fails the test, so that the list stays true.
+    The tests are ordinary sync functions, each with its own event loop, so that no pytest plugin
+    is needed. `expect_failures` maps names of checks to the reasons why they fail; such a check
+    fails the test if it passes, so that the list stays correct.
     """
     known = {check.name for check in CHECKS}
     failures = dict(expect_failures or {})
@@ -63,7 +63,7 @@ def backend_contract(
 async def run_check(
     check: Check, kind: type[Backend], config: msgspec.Struct, options: KitOptions
 ) -> None:
-    """Run one check; raises whatever is wrong."""
+    """Run one check; raises its errors."""
     async with asyncio.timeout(options.time_limit), open_rig(kind, config, options) as rig:
         await check.body(rig)
 
@@ -75,7 +75,7 @@ async def check_backend(
     *,
     only: Collection[str] = (),
 ) -> AsyncIterator[CheckResult]:
-    """Run every check, or those named, without pytest, and yield each result as it is known."""
+    """Run all checks, or those in `only`, without pytest; yield each result as soon as it is known."""
     options = options or KitOptions()
     for check in CHECKS:
         if only and check.name not in only:
@@ -97,7 +97,7 @@ def _to_test(
     options: KitOptions,
     expected_failure: str | None,
 ) -> Callable[[Any], None]:
-    # The server itself must not need pytest.
+    # The server itself must not require pytest.
     import pytest  # noqa: PLC0415
 
     def test(_self: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the conformance kit: what becomes of a sandbox from its order to its end."""
+"""Checks of the conformance kit: the life cycle of a sandbox, from create to delete."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _MAX_NAMED: Final = 10
 
 @check()
 async def a_created_sandbox_runs_and_its_ports_answer(rig: Rig) -> None:
-    """Check that the endpoint of a running sandbox leads to that very sandbox."""
+    """Check that the endpoint of a running sandbox leads to that sandbox."""
     order = rig.order()
     _, report = await rig.run(order)
     expect(await rig.ask(report, "GET", "/name") == order.sandbox_id.encode(), "another answers")
@@ -28,9 +28,9 @@ async def a_created_sandbox_runs_and_its_ports_answer(rig: Rig) -> None:
 
 @check()
 async def what_has_the_address_of_another_sandbox_is_not_confirmed(rig: Rig) -> None:
-    """Check that a connection is confirmed to be that sandbox's, and no more once it is deleted.
+    """Check that confirm accepts the sandbox's own connections only, and none after delete.
 
-    Sockets and certificates are known otherwise, and so are sandboxes behind another gateway.
+    Unix sockets, TLS endpoints and sandboxes behind another gateway are identified otherwise.
     """
     handle, report = await rig.run(rig.order())
     other, others_report = await rig.run(rig.order())
@@ -66,7 +66,7 @@ async def the_handle_is_saved_before_create_returns(rig: Rig) -> None:
 
 @check()
 async def the_handle_survives_json_and_holds_no_secret(rig: Rig) -> None:
-    """Check that a handle of at most 8 KiB comes back from the database and works."""
+    """Check that a handle of at most 8 KiB works after a round trip through JSON."""
     secret = new_key()
     handle, _ = await rig.run(rig.order(secret_env={"KIT_SECRET": secret}))
     stored = msgspec.json.encode(handle)
@@ -79,7 +79,7 @@ async def the_handle_survives_json_and_holds_no_secret(rig: Rig) -> None:
 
 @check()
 async def the_same_order_twice_gives_one_sandbox(rig: Rig) -> None:
-    """Check that create, repeated after a crash, finds what it has made."""
+    """Check that create, repeated after a crash, finds the existing sandbox."""
     order = rig.order()
     _, first = await rig.run(order)
     again = await rig.create(order)
@@ -91,7 +91,7 @@ async def the_same_order_twice_gives_one_sandbox(rig: Rig) -> None:
 
 @check()
 async def different_orders_at_once_give_different_sandboxes(rig: Rig) -> None:
-    """Check that calls for different sandboxes overlap and share nothing."""
+    """Check that calls for different sandboxes run concurrently and share nothing."""
 
     async def live(name: str) -> str:
         handle, report = await rig.run(rig.order(sandbox_id=name, env={"KIT_NAME": name}))
@@ -107,7 +107,7 @@ async def different_orders_at_once_give_different_sandboxes(rig: Rig) -> None:
 
 @check()
 async def a_cancelled_create_leaves_nothing_unseen(rig: Rig) -> None:
-    """Check that create, cancelled at any moment, leaves nothing or what scan lists."""
+    """Check that create, cancelled at any moment, leaves nothing that scan does not list."""
     names = []
     for seconds in CANCEL_AFTER:
         order = rig.order()
@@ -123,7 +123,7 @@ async def a_cancelled_create_leaves_nothing_unseen(rig: Rig) -> None:
 
 @check()
 async def a_save_that_fails_makes_create_fail_and_delete_cleans_up(rig: Rig) -> None:
-    """Check that there is no sandbox without a stored handle."""
+    """Check that no sandbox remains without a stored handle."""
     order = rig.order()
     handles = []
 
@@ -143,7 +143,7 @@ async def a_save_that_fails_makes_create_fail_and_delete_cleans_up(rig: Rig) -> 
 
 @check()
 async def a_sandbox_that_never_was_is_gone(rig: Rig) -> None:
-    """Check that to inspect an unknown sandbox gives an answer, not an error."""
+    """Check that inspect returns a report for an unknown sandbox, not an error."""
     handle = await rig.create(rig.order())
     await rig.backend.delete(handle)
     stranger = msgspec.structs.replace(handle, sandbox_id=new_id())
@@ -153,7 +153,7 @@ async def a_sandbox_that_never_was_is_gone(rig: Rig) -> None:
 
 @check()
 async def a_workload_that_exits_is_failed_with_its_exit_code(rig: Rig) -> None:
-    """Check that an ended command is FAILED, with its code and a reason in one line."""
+    """Check that a sandbox whose command exited is FAILED, with exit code and one-line reason."""
 
     async def later() -> tuple[Handle, Report]:
         handle, running = await rig.run()
@@ -169,7 +169,7 @@ async def a_workload_that_exits_is_failed_with_its_exit_code(rig: Rig) -> None:
 
 @check()
 async def delete_works_in_every_phase_and_twice(rig: Rig) -> None:
-    """Check that delete depends neither on the phase nor on the last handle."""
+    """Check that delete works in any phase and with any saved handle."""
 
     async def starting() -> Handle:
         return await rig.create(rig.order())
@@ -210,7 +210,7 @@ async def delete_works_in_every_phase_and_twice(rig: Rig) -> None:
 
 @check()
 async def after_delete_nothing_answers_and_scan_is_empty(rig: Rig) -> None:
-    """Check that delete returns when all is gone, not when that was asked for."""
+    """Check that delete returns when everything is gone, not when that was requested."""
     handle, report = await rig.run()
     await rig.backend.delete(handle)
     expect(not await rig.backend.scan(), "scan still lists it")
@@ -220,7 +220,7 @@ async def after_delete_nothing_answers_and_scan_is_empty(rig: Rig) -> None:
 
 @check()
 async def after_delete_nothing_is_left_on_the_host(rig: Rig) -> None:
-    """Check by other roads than scan that delete removes what create and its failures made."""
+    """Check without scan that delete removes what create and its failures have left."""
 
     async def running() -> tuple[Handle, Report]:
         handle, report = await rig.run()
@@ -242,7 +242,7 @@ async def after_delete_nothing_is_left_on_the_host(rig: Rig) -> None:
 
 @check()
 async def scan_lists_only_what_its_own_instance_made(rig: Rig) -> None:
-    """Check that two installations may share one place to run sandboxes."""
+    """Check that two installations can share the infrastructure."""
     other = await rig.open(new_id())
     own, foreign = rig.order(), rig.order()
     await together(rig.create(own), rig.create(foreign, other))
@@ -252,7 +252,7 @@ async def scan_lists_only_what_its_own_instance_made(rig: Rig) -> None:
 
 @check()
 async def what_a_sandbox_is_said_to_use_grows_with_its_work(rig: Rig) -> None:
-    """Check that usage, where it says anything, tells of the sandbox that is asked about."""
+    """Check that usage, if it returns anything, is that of the requested sandbox."""
     handle, report = await rig.run()
     before = await rig.backend.usage(handle)
     if before is not None:
@@ -263,7 +263,7 @@ async def what_a_sandbox_is_said_to_use_grows_with_its_work(rig: Rig) -> None:
 
 @check()
 async def one_that_gives_way_goes_on(rig: Rig) -> None:
-    """Check that a sandbox may be asked to give way at any time, and is there all the same."""
+    """Check that a sandbox keeps running while its CPU priority is lowered."""
     handle, report = await rig.run()
     for handles in ([handle], [handle], [], [handle]):
         await rig.backend.give_way(handles)
@@ -275,7 +275,7 @@ async def one_that_gives_way_goes_on(rig: Rig) -> None:
 
 @check(needs(Capability.SURVIVES_RESTART))
 async def a_new_instance_answers_for_what_an_old_one_made(rig: Rig) -> None:
-    """Check that after a restart the handle alone is enough."""
+    """Check that after a restart the handle alone is sufficient."""
     handle, before = await rig.run()
     await rig.close(rig.backend)
     rig.backend = await rig.open()
@@ -288,7 +288,7 @@ async def a_new_instance_answers_for_what_an_old_one_made(rig: Rig) -> None:
 
 @check(needs(Capability.SURVIVES_RESTART))
 async def close_leaves_sandboxes_running(rig: Rig) -> None:
-    """Check that close lets go of connections only, and may be called twice."""
+    """Check that close only closes connections, and is idempotent."""
     handle, report = await rig.run()
     begun = await rig.ask(report, "GET", "/run")
     await rig.close(rig.backend)
@@ -303,7 +303,7 @@ async def close_leaves_sandboxes_running(rig: Rig) -> None:
 
 @check(needs(Capability.PAUSE))
 async def a_paused_sandbox_rests_and_goes_on_with_its_files(rig: Rig) -> None:
-    """Check that nothing runs in a paused sandbox and nothing is lost in it."""
+    """Check that nothing runs in a paused sandbox and that no file is lost."""
     handle, report = await rig.run()
     await rig.ask(report, "PUT", "/files/note", b"kept")
     for _ in range(2):
@@ -319,7 +319,7 @@ async def a_paused_sandbox_rests_and_goes_on_with_its_files(rig: Rig) -> None:
 
 @check(needs(Capability.RECLAIM))
 async def a_reclaimed_sandbox_goes_on_where_it_was(rig: Rig) -> None:
-    """Check that no more is lost than by a pause, and that only what is out is said to be."""
+    """Check that reclaim loses no more than pause, and reports its state truthfully."""
     handle, report = await rig.run()
     await expect_error(Conflict, rig.backend.reclaim(handle), "reclaim of what runs")
     begun = await rig.ask(report, "GET", "/run")
@@ -344,7 +344,7 @@ async def a_reclaimed_sandbox_goes_on_where_it_was(rig: Rig) -> None:
 
 @check(needs(Capability.HIBERNATE))
 async def a_sandbox_on_disk_goes_on_where_it_was(rig: Rig) -> None:
-    """Check that nothing is lost where it is said to be on disk, and that it is stopped from there."""
+    """Check that a sandbox on disk loses nothing, and that it can be stopped."""
     order = rig.order()
     handle, report = await rig.run(order)
     await rig.ask(report, "PUT", "/files/note", b"kept")
@@ -369,7 +369,7 @@ async def a_sandbox_on_disk_goes_on_where_it_was(rig: Rig) -> None:
 
 @check(needs(Capability.RESTART))
 async def a_failed_sandbox_starts_again_on_its_files(rig: Rig) -> None:
-    """Check that restart keeps the files, and raises Conflict where there are none."""
+    """Check that restart keeps the files, and raises Conflict if they are gone."""
     order = rig.order()
     handle, report = await rig.run(order)
     await rig.ask(report, "PUT", "/files/note", b"kept")
@@ -386,7 +386,7 @@ async def a_failed_sandbox_starts_again_on_its_files(rig: Rig) -> None:
 
 @check(needs(Capability.STOP))
 async def a_stopped_sandbox_keeps_its_files_only(rig: Rig) -> None:
-    """Check that stop ends what runs or is frozen and says so, and that restart goes on."""
+    """Check that stop ends all processes and reports STOPPED, and that restart works."""
     order = rig.order()
     handle, report = await rig.run(order)
     await rig.ask(report, "PUT", "/files/note", b"kept")
@@ -400,7 +400,7 @@ async def a_stopped_sandbox_keeps_its_files_only(rig: Rig) -> None:
 
 
 async def _hibernated(rig: Rig, handle: Handle) -> None:
-    """Put what runs on disk as far as that can be, and see that no more is said."""
+    """Hibernate a sandbox, if possible, and check that its state is reported truthfully."""
     await rig.backend.pause(handle)
     for _ in range(2):
         await rig.backend.hibernate(handle)
@@ -415,7 +415,7 @@ async def _hibernated(rig: Rig, handle: Handle) -> None:
 
 @check(needs(Capability.EXECUTE))
 async def execute_gives_code_streams_and_environment(rig: Rig) -> None:
-    """Check that execute runs in the sandbox's environment and reports what cannot run."""
+    """Check that execute uses the sandbox's environment, and reports what cannot run."""
     handle, _ = await rig.run(rig.order(env={"KIT_OWN": "own"}))
     script = 'echo "$KIT_OWN $KIT_GIVEN"; echo problem >&2; exit 3'
     result = await rig.sh(handle, script, env={"KIT_GIVEN": "given"}, max_output=1000)
@@ -434,7 +434,7 @@ async def execute_gives_code_streams_and_environment(rig: Rig) -> None:
 
 @check(needs(Capability.EXECUTE))
 async def execute_ends_the_command_and_its_children_in_time(rig: Rig) -> None:
-    """Check that after the time limit nothing of a command is left, daemons included."""
+    """Check that nothing of a command is left after the time limit, daemons included."""
     handle, _ = await rig.run()
     here = 'cd "${TMPDIR:-/tmp}"'
     beat = "while :; do echo x >> kit-$KIT_NAME-$1; sleep 0.05; done"
@@ -453,7 +453,7 @@ async def execute_ends_the_command_and_its_children_in_time(rig: Rig) -> None:
 
 @check(needs(Capability.LOGS))
 async def logs_are_in_order_and_end_at_delete(rig: Rig) -> None:
-    """Check that the last lines come oldest first, and that to follow ends."""
+    """Check that the last lines come oldest first, and that following ends."""
     handle, _ = await rig.run(rig.order(env={"KIT_LINES": "30"}))
 
     async def tail(count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The base of the test kit's servers: each listens on a port that it keeps over a stop."""
+"""The base class of the test kit's servers: each keeps its port when it is stopped and restarted."""
 
 import abc
 from typing import Self
@@ -7,7 +7,7 @@ from aiohttp import web
 
 
 class Listening(abc.ABC):
-    """A stand-in that listens; use it as an async context manager."""
+    """A test server that listens on a port; use it as an async context manager."""
 
     _host = "127.0.0.1"
     _port = 0
@@ -22,7 +22,7 @@ class Listening(abc.ABC):
 
     @abc.abstractmethod
     async def start(self) -> None:
-        """Begin to listen; the port is chosen by the system unless one was given."""
+        """Start listening; the port is chosen by the system unless one was given."""
 
     async def stop(self) -> None:
         """Stop listening. A later start uses the same port."""

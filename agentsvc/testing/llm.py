@@ -1,10 +1,10 @@
 """A language model that follows a script, behind the real OpenAI chat-completions wire format.
 
-The model keeps no state between calls: where it is in its script follows from the messages it
-is sent, namely from the number of its own turns since the last message of the user. So it can
-be restarted at any time, and any number of conversations can use it at once.
+The model keeps no state between calls: its position in the script follows from the messages in
+the request, namely from the number of its own turns since the last user message. So it can
+be restarted at any time, and any number of conversations can use it concurrently.
 
-A message that contains `[script:NAME]` chooses a script by name. Without one the first message
+A message that contains `[script:NAME]` selects a script by name. Otherwise the first message
 of a conversation gets the default script, later ones get `follow_up`.
 """
 
@@ -21,7 +21,7 @@ from agentsvc.base import Secret, new_id, now
 from agentsvc.testing.listening import Listening
 
 MODEL: Final = "scripted"
-"""The name the model has in `GET /v1/models`; agents call it `openai/scripted`."""
+"""The name of the model in `GET /v1/models`; agents use it as `openai/scripted`."""
 
 _MODEL: Final = {"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "agentsvc"}
 _MARKER: Final = re.compile(r"\[script:([A-Za-z0-9_-]+)\]")
@@ -38,14 +38,14 @@ _ERRORS: Final = {
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool, as the model asks for it."""
+    """A tool call of the model."""
 
     tool: str
     arguments: dict[str, Any] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the model; with a `status` other than 200 it is an error instead."""
+    """One turn of the model; a `status` other than 200 makes it an error."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -53,12 +53,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 100
     delay_seconds: float = 0.0
     piece_seconds: float = 0.0
-    """How long a stream waits before each piece."""
+    """The wait before each chunk of a stream."""
     status: int = 200
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model is asked: the request, and where in the script the conversation is."""
+    """A request to the model, and the position of the conversation in the script."""
 
     step: int
     user_text: str
@@ -68,7 +68,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_output(self) -> str:
-        """Return the text of the last tool result, or nothing if there is none yet."""
+        """The text of the last tool result, or "" if there is none."""
         for message in reversed(self.messages):
             if message.get("role") == "tool":
                 return _text_of(message)
@@ -85,7 +85,7 @@ def say(text: str, **extras: Any) -> Reply:
 
 
 def call(tool: str, /, *, text: str = "", **arguments: Any) -> Reply:
-    """Call one tool; `text` is what the model says along with it."""
+    """Call one tool; `text` accompanies the call."""
     return Reply(text=text, calls=(ToolCall(tool=tool, arguments=arguments),))
 
 
@@ -95,12 +95,12 @@ def calls(*several: ToolCall, text: str = "") -> Reply:
 
 
 def finish(message: str) -> Reply:
-    """End the task with a message."""
+    """Finish the task with a message."""
     return call("finish", message=message)
 
 
 def fail(status: int) -> Reply:
-    """Answer with an HTTP error, each time the agent asks for this turn."""
+    """Answer with an HTTP error, each time the agent requests this turn."""
     return Reply(status=status)
 
 
@@ -120,29 +120,29 @@ DEMO: Final[Script] = (
     call("terminal", text="Does it run?", command="python3 hello.py || cat hello.py"),
     finish("I wrote `hello.py` and ran it."),
 )
-"""What a conversation without a script does: a command, a file, a command, the end."""
+"""The default script: a command, a file, a command, the end."""
 
 
 FOLLOW_UP: Final[Script] = (finish("Done."),)
-"""What is answered to later messages."""
+"""The default script for later messages."""
 
 
 class Playbook(msgspec.Struct, frozen=True):
-    """Which script is played for which message."""
+    """The scripts and the rule by which messages select them."""
 
     script: Script = DEMO
     scripts: Mapping[str, Script] = {}
     follow_up: Script = FOLLOW_UP
 
     def pick(self, user_text: str, *, is_first: bool) -> Script:
-        """Return the script that a message asks for, or the default for its place."""
+        """Return the script that a message names, or the default for its position."""
         named = _MARKER.search(user_text)
         if named is not None:
             return self.scripts.get(named[1], (say(f"There is no script {named[1]}."),))
         return self.script if is_first else self.follow_up
 
     def reply(self, turn: Turn, *, is_first: bool) -> Reply:
-        """Return the model's next turn; behind the end of a script it finishes."""
+        """Return the model's next turn; after the end of a script it finishes."""
         script = self.pick(turn.user_text, is_first=is_first)
         if turn.step >= len(script):
             return finish("Done.") if "finish" in turn.tools else say("Done.")
@@ -153,8 +153,8 @@ class Playbook(msgspec.Struct, frozen=True):
 class ScriptedModel(Listening):
     """An OpenAI-compatible server on loopback that plays scripts.
 
-    Use it as an async context manager, or call start and stop. `requests` has the bodies of the
-    completions it was asked for, oldest first.
+    Use it as an async context manager, or call start and stop. `requests` holds the bodies of all
+    completion requests, oldest first.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class ScriptedModel(Listening):
 
     @property
     def url(self) -> str:
-        """Return the base URL for a model setting, with `/v1` at its end."""
+        """Return the base URL for a model setting, including `/v1`."""
         return f"http://{self._host}:{self._port}/v1"
 
     async def start(self) -> None:
-        """Begin to listen; the port is chosen by the system unless one was given."""
+        """Start listening; the port is chosen by the system unless one was given."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._admit])
         app.router.add_post("/v1/chat/completions", self._post_completion)
         app.router.add_get("/v1/models", self._get_models)
@@ -191,7 +191,7 @@ class ScriptedModel(Listening):
         await self._listen(app)
 
     def fail_next(self, status: int, *, times: int = 1) -> None:
-        """Answer the next completions with this HTTP error."""
+        """Answer the next completion requests with this HTTP error."""
         self._failures += [status] * times
 
     # Handlers
@@ -244,7 +244,7 @@ class ScriptedModel(Listening):
         return self.playbook.reply(turn, is_first=len(user_messages) <= 1)
 
     def _help(self, turn: Turn) -> Reply:
-        """Answer what agents ask aside from their work: titles and summaries, without tools."""
+        """Answer auxiliary requests of agents, which have no tools: titles and summaries."""
         system = "".join(_text_of(one) for one in turn.messages if one.get("role") == "system")
         if "title" in system or "Generate a title" in turn.user_text:
             return say(self.title, prompt_tokens=0, completion_tokens=0)
@@ -283,7 +283,7 @@ class ScriptedModel(Listening):
         }
 
 
-# The wire
+# Wire format
 
 
 def _to_turn(body: dict[str, Any]) -> Turn:
@@ -303,7 +303,7 @@ def _to_turn(body: dict[str, Any]) -> Turn:
 
 
 def _check_tool_calls(messages: list[dict[str, Any]]) -> None:
-    """Insist, as the real server does, that each tool call is followed by its result."""
+    """Require, as the real server does, that each tool call is followed by its result."""
     missing: set[str] = set()
     for message in messages:
         if message["role"] == "tool":
@@ -331,7 +331,7 @@ def _last_path(output: str) -> str:
 
 
 def _to_wire(one: ToolCall, tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the call, completed with the parameters that the agent adds to its tools."""
+    """Return the call with the parameters that the agent adds to its tools."""
     schema = tools.get(one.tool, {}).get("parameters", {})
     known = schema.get("properties", {})
     arguments = dict(one.arguments)
@@ -363,7 +363,7 @@ async def _stream(
 
 
 def _chunks(answer: Mapping[str, Any], *, with_usage: bool) -> list[dict[str, Any]]:
-    """Return the answer as the chunks of a stream."""
+    """Split the response into the chunks of a stream."""
     choice = answer["choices"][0]
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": "", "refusal": None}]

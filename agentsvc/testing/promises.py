@@ -13,16 +13,16 @@ type SkipReason = Callable[[type[Backend], KitOptions], str]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise of the contract and how it is checked."""
+    """One promise of the contract and its check."""
 
     name: str
     body: Body
     why_skipped: SkipReason
-    """Returns why a backend cannot be held to it, or an empty text."""
+    """Returns why the check is skipped for a backend, or ""."""
 
 
 CHECKS: Final[list[Check]] = []
-"""All of them, in the order of the contract."""
+"""All checks, in the order of the contract."""
 
 
 def _always(_kind: type[Backend], _options: KitOptions) -> str:
@@ -30,7 +30,7 @@ def _always(_kind: type[Backend], _options: KitOptions) -> str:
 
 
 def check(why_skipped: SkipReason = _always) -> Callable[[Body], Body]:
-    """Enter a function into the kit."""
+    """Register a function as a check."""
 
     def enter(body: Body) -> Body:
         CHECKS.append(Check(name=body.__name__, body=body, why_skipped=why_skipped))

@@ -1,4 +1,4 @@
-"""Checks of the conformance kit: what a backend refuses, does not tell, and does not hold up."""
+"""Checks of the conformance kit: rejected orders, protected secrets, and a responsive event loop."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from agentsvc.testing.promises import check
 from agentsvc.testing.rig import Backend, KitOptions, Rig, expect, expect_error, together
 
 STILL_SECONDS_MAX: Final = 0.2
-"""How long a call may keep the event loop from turning."""
+"""How long a call may block the event loop."""
 
 LIMITS: Final[tuple[Limits, ...]] = (
     Limits(cpus=1.0),
@@ -26,7 +26,7 @@ LIMITS: Final[tuple[Limits, ...]] = (
 
 @check()
 async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
-    """Check that a limit is enforced, and said to be, or refused before and by create."""
+    """Check that a limit is enforced and reported so, or rejected by check_spec and create."""
 
     async def enforced(order: Order, spec: Spec, field: str) -> None:
         await _check_spec(rig, spec)
@@ -50,7 +50,7 @@ async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
 
 @check()
 async def what_is_not_fenced_is_refused_and_what_is_reported_is(rig: Rig) -> None:
-    """Check that more isolation and other networks than there are are refused, by name."""
+    """Check that stronger isolation and other networks than available are rejected."""
     order = rig.order()
     fences = rig.backend.fences(order)
     changes: list[dict[str, Any]] = [
@@ -85,7 +85,7 @@ async def an_undeclared_capability_is_unsupported(rig: Rig) -> None:
 
 @check()
 async def a_handle_of_a_newer_version_is_refused(rig: Rig) -> None:
-    """Check that after a downgrade a backend stops instead of guessing."""
+    """Check that after a downgrade a backend raises an error instead of guessing."""
     handle = await rig.create(rig.order())
     newer = msgspec.structs.replace(handle, version=handle.version + 1000)
     await expect_error(HandleTooNew, rig.backend.inspect(newer), "inspect")
@@ -99,7 +99,7 @@ def _without_unreachable(_kind: type[Backend], options: KitOptions) -> str:
 
 @check(_without_unreachable)
 async def an_unreachable_control_plane_is_not_gone(rig: Rig) -> None:
-    """Check that what cannot be reached raises BackendUnavailable."""
+    """Check that an unreachable control plane raises BackendUnavailable."""
     handle, _ = await rig.run()
     assert rig.options.unreachable is not None  # noqa: S101  # else the check is skipped
     async with rig.options.unreachable(rig.backend):
@@ -133,9 +133,9 @@ async def a_secret_arrives_and_shows_nowhere_else(rig: Rig) -> None:
 
 @check()
 async def no_call_blocks_the_event_loop(rig: Rig) -> None:
-    """Check that whatever takes time is awaited or done in a thread."""
+    """Check that slow work is awaited or run in a thread."""
     longest: dict[str, float] = {}
-    # The least of three, so that a busy machine is not taken for a blocking call.
+    # The minimum of three, so that a busy machine is not mistaken for a blocking call.
     for _ in range(3):
         for name, seconds in (await still_seconds(rig)).items():
             longest[name] = min(seconds, longest.get(name, seconds))

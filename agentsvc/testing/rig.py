@@ -1,7 +1,7 @@
 """The test rig of the conformance kit: a backend, orders, and probes.
 
-Where it can, a rig looks by another road than the backend: it talks to the workload over HTTP,
-and hears its beacon over UDP, which tells that it runs even if nobody has listed it.
+If possible, a rig does not rely on the backend: it talks to the workload over HTTP,
+and receives its UDP beacon, which shows that it runs even if no backend lists it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from agentsvc.plugin import (
 from agentsvc.testing import host, workload
 
 WORKLOAD: Final = Path(workload.__file__).read_text(encoding="utf-8")
-"""The program the kit runs in a sandbox; give it to a Python as `-c WORKLOAD`."""
+"""The program that the kit runs in a sandbox, as `python3 -c WORKLOAD`."""
 
 _POLL_SECONDS = 0.02
 
@@ -42,26 +42,26 @@ type Leftovers = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class KitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kit must be told about a backend."""
+    """Facts about a backend that the kit cannot find out."""
 
     order_overrides: Mapping[str, Any] = {}
-    """Fields of every order, such as `image` and `command`; `env` is added to."""
+    """Fields of every order, such as `image` and `command`; `env` is merged."""
     unreachable: Unreachable | None = None
-    """Cuts a backend off its control plane for a while; without it that check is skipped."""
+    """Makes a backend's control plane unreachable for a while; without it that check is skipped."""
     leftovers: Leftovers | None = None
-    """Names what is left of the instance of this id in places that the kit does not know."""
+    """Lists what is left of an instance, by its id, in places that the kit does not know."""
     enforced_limits: frozenset[str] = frozenset()
     """Fields of Limits that are enforced although LIMITS is not declared."""
     beacon_host: str = "127.0.0.1"
-    """Address of this machine as a sandbox sees it; empty if it sees none."""
+    """Address of this machine as seen from a sandbox; empty if it is unreachable."""
     time_limit: float = 60.0
-    """Seconds one check may take."""
+    """The time limit of one check in seconds."""
     quiet_seconds: float = 1.0
-    """How long to listen before believing that a workload does not run."""
+    """How long to wait for a beacon before a workload counts as stopped."""
 
 
 class Rig:
-    """One check's backends and sandboxes; everything it made is deleted at the end."""
+    """The backends and sandboxes of one check; deletes all of them at the end."""
 
     def __init__(
         self, kind: type[Backend], config: msgspec.Struct, options: KitOptions, directory: Path
@@ -72,11 +72,11 @@ class Rig:
         self.directory = directory
         self.instance_id = new_id()
         self.saved: defaultdict[str, list[Handle]] = defaultdict(list)
-        """The handles each sandbox's save was called with, in order."""
+        """The handles passed to each sandbox's save, in order."""
         self.ordered: list[str] = []
-        """The ids of all sandboxes that were ordered."""
+        """The ids of all ordered sandboxes."""
         self.runs: set[bytes] = set()
-        """What runs of the workload call themselves that must be over."""
+        """The ids of workload runs that must have ended."""
         self._backends: list[Backend] = []
         self._beacon = _Beacon()
 
@@ -89,20 +89,20 @@ class Rig:
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._beacon.close()
         if not self._backends:
-            # What is left is deleted by one that comes after those that were closed.
+            # All backends were closed: a new one deletes what they left.
             await self.open()
         for backend in self._backends:
             try:
                 await _delete_all(backend, self.saved.values())
             except AgentsvcError:
-                # What the check itself found out is worth more than that tidying up fails, too.
+                # The error of the check itself matters more than one of the clean-up.
                 if error is None:
                     raise
             finally:
                 await backend.close()
 
     async def open(self, instance_id: str = "", *, keeps_checkpoints: bool = False) -> Backend:
-        """Open a further backend: after a restart, or of another installation."""
+        """Open another backend: as after a restart, or of another installation."""
         instance_id = instance_id or self.instance_id
         state_dir = self.directory / instance_id
         context = BackendContext(
@@ -114,12 +114,12 @@ class Rig:
         return backend
 
     async def close(self, backend: Backend) -> None:
-        """Close a backend before the end, as a server does that stops."""
+        """Close a backend, as a server does when it stops."""
         self._backends.remove(backend)
         await backend.close()
 
     def order(self, **changes: Any) -> Order:
-        """Return an order for a fresh sandbox that runs the workload."""
+        """Return an order for a new sandbox that runs the workload."""
         sandbox_id = new_id()
         self.ordered.append(str(changes.get("sandbox_id", sandbox_id)))
         overrides = {**self.options.order_overrides, **changes}
@@ -140,7 +140,7 @@ class Rig:
         return Order(**fields)
 
     def save_to(self, sandbox_id: str) -> SaveHandle:
-        """Return the save of one sandbox, which takes a moment, as a disk does."""
+        """Return a save function for a sandbox, which takes a moment like a disk."""
 
         async def save(handle: Handle) -> None:
             await asyncio.sleep(_POLL_SECONDS)
@@ -159,12 +159,12 @@ class Rig:
         return handle, await self.wait(handle, Phase.RUNNING)
 
     async def fail(self, exit_code: int = 1) -> tuple[Handle, Report]:
-        """Create a sandbox whose workload ends at once, and wait until that is seen."""
+        """Create a sandbox whose workload exits at once, and wait until it is FAILED."""
         handle = await self.create(self.order(env={"KIT_EXIT": str(exit_code)}))
         return handle, await self.wait(handle, Phase.FAILED)
 
     async def wait(self, handle: Handle, phase: Phase) -> Report:
-        """Wait until a sandbox is in a phase; a phase that leads nowhere else fails the check."""
+        """Wait for a phase; fails the check if another final phase is reached."""
         final = {Phase.FAILED, Phase.GONE} - {phase}
         while True:
             report = await self.backend.inspect(handle)
@@ -174,29 +174,29 @@ class Rig:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until something is so."""
+        """Wait until a condition is true."""
         while True:
             if await is_so():
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
     async def is_listed(self, sandbox_id: str) -> bool:
-        """Say whether scan lists a sandbox."""
+        """Return whether scan lists a sandbox."""
         return any(item.handle.sandbox_id == sandbox_id for item in await self.backend.scan())
 
     async def ask(self, report: Report, method: str, path: str, body: bytes = b"") -> bytes:
-        """Ask the workload over HTTP and return its answer; OSError if it cannot be had."""
+        """Send a request to the workload and return its response; raises OSError if it is unreachable."""
         key = report.session_key if web_endpoint(report).needs_key else None
         return await ask(web_url(report), method, path, body, key=key)
 
     async def leftovers(self) -> list[str]:
-        """Name all that there is of the sandboxes, by every road."""
+        """List everything that exists of the sandboxes, as found by any means."""
         names = [self.instance_id, *self.ordered]
         found = await asyncio.to_thread(host.traces, names, self.backend.context.state_dir)
         return found + (await self.reported_leftovers() or [])
 
     async def reported_leftovers(self) -> list[str] | None:
-        """Name what backend and author know of, or None where both cannot say."""
+        """List what the backend and KitOptions report, or None if both cannot tell."""
         is_able = type(self.backend).leftovers is not RuntimeBackend.leftovers
         if not is_able and self.options.leftovers is None:
             return None
@@ -212,13 +212,13 @@ class Rig:
     async def sh(
         self, handle: Handle, script: str, *, time_limit: float = 0.0, **changes: Any
     ) -> ExecResult:
-        """Run a script in a sandbox, within a time that is long unless it is said."""
+        """Run a script in a sandbox; the default time limit is that of the check."""
         asked = {"env": {}, "max_output": 10_000, **changes}
         limit = time_limit or self.options.time_limit
         return await self.backend.execute(handle, ["sh", "-c", script], time_limit=limit, **asked)
 
     async def is_heard(self, *names: str) -> bool:
-        """Listen for the beacons of workloads for a while; False where none can be heard."""
+        """Wait for beacons of workloads for a while; False if beacons are not available."""
         since = monotonic()
         while self._beacon.address and monotonic() - since < self.options.quiet_seconds:
             await asyncio.sleep(_POLL_SECONDS)
@@ -228,7 +228,7 @@ class Rig:
 
 
 class _Beacon(asyncio.DatagramProtocol):
-    """Hears which workloads run."""
+    """Receives the beacons of running workloads."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -250,7 +250,7 @@ class _Beacon(asyncio.DatagramProtocol):
 
 
 class LoopWatch:
-    """Measures how long the event loop is kept from turning."""
+    """Measures how long the event loop is blocked."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -258,7 +258,7 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     async def measure(self, work: Awaitable[object]) -> float:
-        """Do some work and return the longest time the loop stood still meanwhile."""
+        """Await some work and return the longest time for which it blocked the event loop."""
         self._longest, self._last = 0.0, monotonic()
         self._tick()
         try:
@@ -284,14 +284,14 @@ class LoopWatch:
 async def open_rig(
     kind: type[Backend], config: msgspec.Struct, options: KitOptions
 ) -> AsyncIterator[Rig]:
-    """Give a rig in a directory of its own."""
+    """Return a rig with a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="agentsvc-kit-") as directory:
         async with Rig(kind, config, options, Path(directory)) as rig:
             yield rig
 
 
 async def together[T](*works: Awaitable[T]) -> list[T]:
-    """Do all of it at the same time and to its end; raises the first error there was."""
+    """Run awaitables concurrently, all to their end; raises the first error."""
     ended = await asyncio.gather(*works, return_exceptions=True)
     for one in ended:
         if isinstance(one, BaseException):
@@ -300,13 +300,13 @@ async def together[T](*works: Awaitable[T]) -> list[T]:
 
 
 def expect(is_so: bool, otherwise: str) -> None:
-    """Fail the check unless something is so."""
+    """Fail the check with a message unless a condition is true."""
     if not is_so:
         raise AssertionError(otherwise)
 
 
 async def expect_error(kind: type[AgentsvcError], work: Awaitable[object], where: str) -> None:
-    """Fail the check unless the work raises exactly this condition."""
+    """Fail the check unless the work raises this error."""
     try:
         await work
     except kind:
@@ -315,7 +315,7 @@ async def expect_error(kind: type[AgentsvcError], work: Awaitable[object], where
 
 
 def web_endpoint(report: Report) -> Endpoint:
-    """Return where the workload of a running sandbox serves."""
+    """Return the endpoint of the workload of a running sandbox."""
     for endpoint in report.endpoints:
         if endpoint.name == "web":
             return endpoint
@@ -330,7 +330,7 @@ def web_url(report: Report) -> str:
 async def ask(
     url: str, method: str, path: str, body: bytes = b"", *, key: Secret | None = None
 ) -> bytes:
-    """Ask a workload over HTTP; OSError if nobody answers, or a gateway for nobody."""
+    """Send an HTTP request to a workload; raises OSError if nobody, or only a gateway, answers."""
     target = urlsplit(url)
     reader, writer = await _connect(url)
     try:

@@ -1,4 +1,4 @@
-"""Checks of the conformance kit: files that are kept, copied, and gone back to."""
+"""Checks of the conformance kit: layers, copies, and checkpoints of files."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ _POLL_SECONDS: Final = 0.05
 
 @check(needs(Capability.LAYERS))
 async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
-    """Check that a layer outlives its sandbox, is copied for each, and comes and goes as a whole."""
+    """Check that a layer outlives its sandbox, is copied for each, and is never partial."""
     handle, _ = await rig.run(rig.order())
     layer = new_id()
     await _write_note(rig, handle, "kept")
@@ -47,7 +47,7 @@ async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
 
 @check(needs(Capability.COPIES))
 async def a_sandbox_begins_with_the_files_of_another(rig: Rig) -> None:
-    """Check that the files of what runs are copied, and that each has its own then."""
+    """Check that files of a running sandbox are copied, and are independent afterwards."""
     first, _ = await rig.run(rig.order())
     await _write_note(rig, first, "kept")
     begin = partial(rig.run, rig.order(copy_of=first.sandbox_id))
@@ -66,7 +66,7 @@ async def a_sandbox_begins_with_the_files_of_another(rig: Rig) -> None:
 
 @check(needs(Capability.CHECKPOINTS))
 async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
-    """Check that what runs has its files kept, so many times, and starts with them again."""
+    """Check that checkpoints of a running sandbox are limited in number and can be restored."""
     order = rig.order()
     await rig.close(rig.backend)
     rig.backend = await rig.open(keeps_checkpoints=True)
@@ -100,7 +100,7 @@ async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
 
 
 async def _write_note(rig: Rig, handle: Handle, text: str) -> None:
-    """Write a file where an agent would work, or by the workload where nothing can be executed."""
+    """Write a file by a command in the working directory, or by the workload without EXECUTE."""
     report = await rig.backend.inspect(handle)
     if Capability.EXECUTE in rig.kind.capabilities:
         await _sh(rig, handle, f"printf %s {text} >{report.working_dir}/note")
@@ -122,7 +122,7 @@ async def _sh(rig: Rig, handle: Handle, script: str) -> bytes:
 
 
 async def _fetched[T](ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until what has to be fetched for it is there."""
+    """Call until it no longer raises StillFetching."""
     while True:
         try:
             return await ask()

@@ -1,4 +1,4 @@
-"""The package that `agentsvc plugins new` makes: the example backend under a name of its own. Pure."""
+"""The package that `agentsvc plugins new` creates: a renamed copy of the example backend. Pure."""
 
 import re
 from pathlib import Path
@@ -64,7 +64,7 @@ In config.toml:
 
 
 def files(name: str) -> dict[str, str]:
-    """Return the files of a new package by path; raises ValueError for what cannot be its name."""
+    """Return the files of a new package by path; raises ValueError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a plugin cannot be called `{name}`")
     source = Path(example.__file__).read_text(encoding="utf-8")

@@ -1,16 +1,16 @@
 """The workload of the conformance kit: a small HTTP server controlled by its requests.
 
-Standard library only, so that any Python can run it: `python -c SOURCE`. Its environment says
-what to do: KIT_PORT (where to serve), KIT_NAME (who it is), KIT_LINES (lines to print first),
-KIT_EXIT (end at once with this code) and KIT_BEACON (`HOST:PORT` to which it sends its name, over
-UDP, as long as it runs).
+Standard library only, so that any Python can run it: `python -c SOURCE`. Its environment variables
+are: KIT_PORT (the port to serve), KIT_NAME (its name), KIT_LINES (number of lines to print first),
+KIT_EXIT (exit at once with this code) and KIT_BEACON (`HOST:PORT` to which it sends its name by
+UDP while it runs).
 
-    GET /name          who it is
-    GET /run           which run of it this is
-    GET /work          keep a processor busy for a moment
-    GET /env/NAME      a variable of its environment
-    PUT /files/NAME    keep a body in a file of its working directory; GET reads it
-    POST /exit/CODE    end with this code
+    GET /name          its name
+    GET /run           a random id of this run
+    GET /work          use CPU for a moment
+    GET /env/NAME      an environment variable
+    PUT /files/NAME    store the body in a file of its working directory; GET reads it
+    POST /exit/CODE    exit with this code
 """
 
 import contextlib
@@ -43,13 +43,13 @@ class Workload:
         self.server: ThreadingHTTPServer | None = None
 
     def open(self) -> None:
-        """Listen, unless it is to end at once."""
+        """Listen, unless KIT_EXIT is set."""
         if "KIT_EXIT" not in self.env:
             address = (self.env.get("KIT_HOST", "127.0.0.1"), int(self.env["KIT_PORT"]))
             self.server = ThreadingHTTPServer(address, self._handler())
 
     def run(self) -> int:
-        """Print, serve until told to end, and return the exit code."""
+        """Print lines, serve until stopped, and return the exit code."""
         for number in range(int(self.env.get("KIT_LINES", "0"))):
             self.write(f"line {number}")
         if self.server is None:
@@ -63,13 +63,13 @@ class Workload:
         return self.exit_code
 
     def stop(self) -> None:
-        """Stop serving; returns when it has."""
+        """Stop serving, and wait until it has stopped."""
         if self.server is not None and not self.ended.is_set():
             self.server.shutdown()
             self.ended.wait()
 
     def answer(self, path: str) -> bytes | None:
-        """Return the answer to a GET, or None where there is none."""
+        """Return the response body of a GET, or None for a 404."""
         kind, _, name = path.strip("/").partition("/")
         file = self.directory / Path(name).name
         if kind == "work":
@@ -120,13 +120,13 @@ class Workload:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # its base's name
-                """Keep requests out of the output, which is under test."""
+                """Log nothing, because the output is under test."""
 
         return Handler
 
 
 def main() -> None:
-    """Run as a process."""
+    """Run the workload as a process."""
     workload = Workload(os.environ, Path.cwd(), lambda text: print(text, flush=True))  # noqa: T201  # its output is what it is for
     workload.open()
     sys.exit(workload.run())
