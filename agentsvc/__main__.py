@@ -10,7 +10,7 @@ from types import FrameType
 from agentsvc.startup_secrets import take_secrets
 
 _told: list[int] = []
-"""The signals that have ended this command."""
+"""The signals that have terminated this command."""
 
 
 def main() -> None:
@@ -19,37 +19,37 @@ def main() -> None:
     is_server = sys.argv[1:2] == ["serve"]
     if not is_server:
         _clean_up_on_signals()
-    # A server is there to be seen by what it runs. This comes before the imports, which it repeats.
+    # The environment of a server is visible to its sandboxes. Before the imports, because it may re-execute.
     secrets = take_secrets(os.environ) if is_server else {}
     importlib.import_module("agentsvc.cli").cli(prog_name="agentsvc", obj=secrets)
 
 
 def _open_streams() -> None:
-    """Have what was closed for this process, such as by `>&-`, read nothing and write to nowhere."""
+    """Replace standard streams that were closed, such as by `>&-`, by the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _clean_up_on_signals() -> None:
-    """Have a command that is told to stop, or whose terminal is closed, remove what is half done."""
-    # What is registered first is called last.
+    """Make SIGTERM and SIGHUP raise SystemExit, so that commands clean up."""
+    # Exit functions run in reverse order, so this one runs last.
     atexit.register(_end)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # `nohup` lets it go on.
+        # Ignored if the command was started by `nohup`.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _leave)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    # It may come twice, and what is being removed then has to be removed to its end.
+    # Ignore a second signal, so that the clean-up is not interrupted.
     if not _told:
         _told.append(number)
         raise SystemExit(128 + number)
 
 
 def _end() -> None:
-    """End by the signal after all: for systemd that is no failure, and each exit code but 0 is one."""
+    """Terminate by the signal itself: systemd counts that as success, and any non-zero exit code as failure."""
     for number in _told:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)

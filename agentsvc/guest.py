@@ -1,10 +1,10 @@
-"""Imported first by the agent server in a process sandbox.
+"""Adapts the agent server in a process sandbox; the agent server imports it first.
 
-It has the agent server listen on the socket that it was passed, so that nobody else can have bound
-its port meanwhile, and keeps its files in the sandbox: where /tmp is not the sandbox's own, the browser
-package would put downloads straight there, whatever TMPDIR says.
-Imported by `--import-modules`, with the standard library alone; where there is no such package, or it
-has another shape, nothing is changed.
+It makes the agent server listen on the socket that was passed to it, so that no other process can bind its
+port meanwhile, and keeps its files in the sandbox: the browser package ignores TMPDIR and puts
+downloads into /tmp, which may not be the sandbox's own.
+Imported by `--import-modules`, with the standard library only; if a package is missing or has changed, it
+is left as it is.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 LISTENER: Final = "AGENTSVC_LISTENER"
-"""Names the descriptor of the socket that an agent server is to listen on."""
+"""The variable with the descriptor of the socket that an agent server has to listen on."""
 
 _CONFIG: Final = "openhands.agent_server.config"
 _TEMP: Final = "/tmp"  # noqa: S108  # where the browser package puts downloads
@@ -26,11 +26,11 @@ _OWN: Final = (
     *("OH_ALLOW_CORS_ORIGINS", "OH_ENABLE_VSCODE", "OH_LEASE_TTL_SECONDS", "OH_PRELOAD_TOOLS"),
     *("OH_WEBHOOKS", "COLUMNS", "LOG_RICH_TRACEBACKS", "OPENHANDS_SUPPRESS_BANNER"),
 )
-"""How the names of variables begin that are the agent server's alone, which reads them once."""
+"""Prefixes of variables that only the agent server needs, which reads them once."""
 
 
 def settle() -> None:
-    """Say where it listens and where downloads go, and have the configuration read."""
+    """Apply all adaptations."""
     _listen_on(os.environ.pop(LISTENER, ""))
     _keep_configuration()
     if os.environ.get("TMPDIR", _TEMP) != _TEMP:
@@ -38,7 +38,7 @@ def settle() -> None:
 
 
 def _listen_on(number: str) -> None:
-    """Have its web server listen on the socket that is open as that number, if one is."""
+    """Make uvicorn listen on the socket with this descriptor, if it is one."""
     try:
         passed = socket.socket(fileno=int(number))
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def _listen_on(number: str) -> None:
     passed.set_inheritable(False)
     server: Any = getattr(sys.modules.get("uvicorn"), "Server", None)
     if server is None:
-        passed.close()  # it is free to be bound by number
+        passed.close()  # so that the port can be bound by its number
         return
     run = server.run
 
@@ -57,10 +57,10 @@ def _listen_on(number: str) -> None:
 
 
 def _keep_configuration() -> None:
-    """Have the agent server read its configuration, and keep from commands what is of no use to them.
+    """Load the agent server's configuration, and remove its variables from the environment of commands.
 
-    A terminal takes some milliseconds for each variable. A server that is yet to hear for whom it
-    is reads them again.
+    A terminal takes some milliseconds for each variable. A server with deferred initialization
+    reads them again, so they are kept.
     """
     config: Any = sys.modules.get(_CONFIG)
     if not hasattr(config, "get_default_config") or "OH_DEFERRED_INIT" in os.environ:
@@ -71,7 +71,7 @@ def _keep_configuration() -> None:
 
 
 def _keep_downloads() -> None:
-    """Give each profile of a browser that has no directory for downloads one in TMPDIR."""
+    """Give every browser profile without a download directory one in TMPDIR."""
     profile: Any = None
     with contextlib.suppress(ImportError):
         profile = importlib.import_module("browser_use.browser.profile")
