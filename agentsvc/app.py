@@ -1,7 +1,7 @@
-"""The composition root: every object of a server, made once, in order, and let go of in reverse.
+"""The composition root: creates every object of a server in order, and closes them in reverse order.
 
-Each resource is one generator; what others use comes first and is closed last. Nothing here
-decides anything.
+Each resource is an async generator; dependencies are created first and closed last. No
+decisions are made here.
 """
 
 import logging
@@ -131,11 +131,11 @@ type _Loop = tuple[str, float, Callable[[], Awaitable[None]]]
 async def build_app(
     config: Config, *, data_dir: Path, plugins: PluginHost | None = None
 ) -> web.Application:
-    """Return an application that is ready to be set up; nothing runs yet.
+    """Return an application that is ready for `AppRunner.setup`; nothing runs yet.
 
-    `config` has the real port and the URLs of the server. `plugins` is what was loaded already,
-    for tests; otherwise they are loaded as the config says. Setting the application up raises
-    StartFailed when something it needs cannot be had.
+    `config` has the real port and the URLs of the server. `plugins` are plugins that are already loaded,
+    for tests; otherwise they are loaded as configured. Setting the application up raises StartFailed
+    if a resource is unavailable.
     """
     app = web.Application(client_max_size=config.server.max_body_bytes)
     app[keys.CONFIG] = config
@@ -170,7 +170,7 @@ async def build_app(
 
 
 def published_routes(config: Config) -> tuple[Route, ...]:
-    """Return every route of a server with this configuration, without making one."""
+    """Return every route of a server with this configuration, without creating the server."""
     app = web.Application()
     app[_EXTENSIONS] = make_extensions(_load_plugins(config), config)
     _add_routes(app, config)
@@ -189,7 +189,7 @@ def _load_plugins(config: Config) -> PluginHost:
 
 
 def _add_routes(app: web.Application, config: Config) -> None:
-    """Mount what the configuration asks for; whatever it uses is among the clean-up contexts."""
+    """Mount the configured routes; the clean-up contexts create the objects that their handlers use."""
     description.install(app)
     mount(app, [*ops.ROUTES, *metrics.ROUTES, *description.ROUTES, *v1.ROUTES, *llm.ROUTES])
     mount_guide(app)
@@ -444,7 +444,7 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _recovery(app: web.Application) -> AsyncIterator[None]:
-    """Go on with what was unfinished when the last server ended; stop sandboxes at the end if told to."""
+    """Resume what was unfinished when the last server ended; at shutdown, stop sandboxes if configured."""
     conversations, sandboxes = app[keys.CONVERSATIONS], app[keys.SANDBOXES]
     app[keys.USER_DELETIONS] = UserDeletions(
         db=app[keys.DATABASE],
@@ -488,7 +488,7 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         for name, extension in app[_EXTENSIONS]:
             await migrate(app[keys.DATABASE], name, extension.migrations)
             await running.enter_async_context(extension.run(server))
-        # What they begin with is known to extensions.
+        # After the extensions have started, because starts may use them.
         await server.conversations.starts.go_on()
         yield
 
