@@ -209,7 +209,7 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
         hint = _nearest(schema, given) or _HINT
         raise StartFailed(f"`{given.name}` in {given.source} is not a known key", hint=hint)
     try:
-        value = _with_paths(_converted(given, kind), kind, given.base)
+        return _with_paths(_converted(given, kind), kind, given.base)
     except msgspec.ValidationError as exc:
         inside = f" ({exc})" if isinstance(given.value, dict | list) and given.value else ""
         raise StartFailed(
@@ -223,7 +223,6 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
         raise StartFailed(
             f"`{given.name}` in {given.source} cannot be read", hint=f"{exc}"
         ) from exc
-    return value
 
 
 def _kind_of(schema: type[Struct], key: tuple[str, ...]) -> Any:

@@ -414,7 +414,7 @@ def uri(path: Path, mode: str) -> str:
     return f"{path.absolute().as_uri()}?mode={mode}"
 
 
-def primary_code(failure: sqlite3.Error) -> int:
+def primary_code(failure: BaseException) -> int:
     """Return SQLite's primary error code, or 0 if the error has none."""
     # The attribute is absent on errors of the sqlite3 module; the upper bits only refine the code.
     return int(getattr(failure, "sqlite_errorcode", 0)) & 0xFF

@@ -15,10 +15,11 @@ _OF_DISK = {
     sqlite3.SQLITE_FULL: "its disk is full. Free some space there",
     sqlite3.SQLITE_IOERR: "its disk fails, or has no room. Check the disk",
     sqlite3.SQLITE_CANTOPEN: "its database cannot be opened. Check the disk and who owns the files",
+    sqlite3.SQLITE_READONLY: "its database is read-only or was replaced. Check the disk and the files",
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOTADB: _DAMAGED,
 }
-_LOCKED = "another program has locked its database. Close that program"
+_BUSY = {sqlite3.SQLITE_BUSY: "another program has locked its database. Close that program"}
 _UNKNOWN = "its database refused it. The server's log has the reason"
 
 
@@ -40,10 +41,13 @@ def cannot_read(cause: sqlite3.Error) -> StorageFailed:
     return _failure("read what it has stored", cause)
 
 
-def _failure(what: str, cause: sqlite3.Error) -> StorageFailed:
-    # What SQLite has undone by itself is told by the error that it did so for.
-    first = cause.__cause__ if isinstance(cause.__cause__, sqlite3.Error) else cause
+def _failure(what: str, cause: BaseException) -> StorageFailed:
+    # If SQLite rolled the transaction back by itself, the reason is further down the chain of causes.
+    reasons, first = _OF_DISK | _BUSY, cause
+    for _ in range(10):  # bounded, because causes can form a cycle
+        if primary_code(first) not in reasons and first.__cause__:
+            first = first.__cause__
     code = primary_code(first)
     kinds = {sqlite3.SQLITE_FULL: DiskFull, sqlite3.SQLITE_BUSY: DatabaseBusy}
-    why = {**_OF_DISK, sqlite3.SQLITE_BUSY: _LOCKED}.get(code, _UNKNOWN)
+    why = reasons.get(code, _UNKNOWN)
     return kinds.get(code, StorageFailed)(f"The server cannot {what}: {why}.", detail=str(cause))

@@ -213,15 +213,10 @@ async def _recorded(db: Queryable) -> str | None:
 
 
 async def _record(database: Database, key_id: str) -> None:
-    async def body(tx: Transaction) -> None:
-        await tx.run(
-            "INSERT INTO installation (name, value) VALUES (:name, :value)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            {"name": _KEY_ID, "value": key_id},
-        )
-
     if await _recorded(database) != key_id:
-        await database.write(body)
+        row = {"name": _KEY_ID, "value": key_id}
+        update = "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+        await database.write(lambda tx: tx.insert("installation", row, update))
 
 
 def _has_content(file: Path) -> bool:

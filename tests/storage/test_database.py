@@ -383,9 +383,40 @@ async def test_a_disk_that_cannot_be_read_in_a_transaction_undoes_it(db: Databas
     assert await user_ids(db) == []
 
 
+async def test_a_database_that_is_read_only_fails_the_write_and_not_the_server(
+    db: Database,
+) -> None:
+    async def body(tx: Transaction) -> None:
+        # What SQLite answers when the file was made read-only, or replaced.
+        await tx.one("PRAGMA query_only = ON")
+        try:
+            await adding("a")(tx)
+        finally:
+            await tx.one("PRAGMA query_only = OFF")
+
+    with pytest.raises(StorageFailed, match=r"cannot store .* read-only"):
+        await db.write(body)
+    await db.write(adding("b"))
+    assert await user_ids(db) == ["b"]
+
+
 async def test_a_query_that_is_wrong_is_no_fault_of_the_disk(db: Database) -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await db.all("SELECT id FROM nowhere")
+
+
+async def test_a_full_disk_is_found_among_the_causes_of_another_error(db: Database) -> None:
+    async def body(tx: Transaction) -> None:
+        try:
+            await fill(tx)
+        except sqlite3.Error as exc:
+            inner = RuntimeError("the record was not stored")
+            inner.__cause__ = exc
+            raise RuntimeError("the conversation was not stored") from inner
+
+    await set_page_limit(db, 1)
+    with pytest.raises(DiskFull, match="Free some space"):
+        await db.write(body)
 
 
 async def test_a_full_disk_reaches_every_caller_of_the_batch(db: Database) -> None:
