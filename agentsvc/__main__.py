@@ -9,7 +9,7 @@ from types import FrameType
 
 from agentsvc.startup_secrets import take_secrets
 
-_told: list[int] = []
+_signals: list[int] = []
 """The signals that have terminated this command."""
 
 
@@ -34,23 +34,23 @@ def _open_streams() -> None:
 def _clean_up_on_signals() -> None:
     """Make SIGTERM and SIGHUP raise SystemExit, so that commands clean up."""
     # Exit functions run in reverse order, so this one runs last.
-    atexit.register(_end)
+    atexit.register(_raise_signals)
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Ignored if the command was started by `nohup`.
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _leave)
+            signal.signal(number, _exit_on_signal)
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
     # Ignore a second signal, so that the clean-up is not interrupted.
-    if not _told:
-        _told.append(number)
+    if not _signals:
+        _signals.append(number)
         raise SystemExit(128 + number)
 
 
-def _end() -> None:
+def _raise_signals() -> None:
     """Terminate by the signal itself: systemd counts that as success, and any non-zero exit code as failure."""
-    for number in _told:
+    for number in _signals:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 

@@ -63,19 +63,19 @@ class EventBus:
 
     def __init__(self) -> None:
         self._listeners: defaultdict[_Topic, dict[object, Listener]] = defaultdict(dict)
-        self._of_all: list[Listener] = []
+        self._global_listeners: list[Listener] = []
 
     def announce(self, news: Notice) -> None:
         """Publish a notice; call it after the transaction has committed."""
         for topic in _topics(news):
             for listener in self._listeners.get(topic, {}).values():
                 listener(news)
-        for listener in self._of_all:
+        for listener in self._global_listeners:
             listener(news)
 
     def watch_all(self, listener: Listener) -> None:
         """Call `listener` synchronously with the notices of all users from now on."""
-        self._of_all.append(listener)
+        self._global_listeners.append(listener)
 
     def subscribe(
         self,
@@ -93,7 +93,7 @@ class EventBus:
         subscription = Subscription(
             is_wanted,
             max_waiting_bytes=max_waiting_bytes,
-            on_close=lambda ended: self._forget(topic, ended),
+            on_close=lambda ended: self._unsubscribe(topic, ended),
         )
         self._listeners[topic][subscription] = subscription.put
         return subscription
@@ -106,13 +106,13 @@ class EventBus:
         key = object()
         topic = (user_id, None)
         self._listeners[topic][key] = listener
-        return lambda: self._forget(topic, key)
+        return lambda: self._unsubscribe(topic, key)
 
     def count(self) -> int:
         """Return the number of subscriptions and listeners of users."""
         return sum(map(len, self._listeners.values()))
 
-    def _forget(self, topic: _Topic, key: object) -> None:
+    def _unsubscribe(self, topic: _Topic, key: object) -> None:
         listeners = self._listeners.get(topic, {})
         listeners.pop(key, None)
         if not listeners:
@@ -142,12 +142,12 @@ class Subscription:
         self._is_wanted = is_wanted
         self._max_waiting_bytes = max_waiting_bytes
         self._on_close = on_close
-        self._waiting: dict[tuple[Subject, str, int], Notice] = {}
+        self._queue: dict[tuple[Subject, str, int], Notice] = {}
         self._bytes = 0
         self._deltas = 0
-        self._is_overrun = False
+        self._has_overflowed = False
         self._is_closed = False
-        self._some = asyncio.Event()
+        self._has_notices = asyncio.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -157,18 +157,18 @@ class Subscription:
 
     def put(self, news: Notice) -> None:
         """Enqueue a notice if it is wanted; never waits."""
-        if self._is_overrun or not self._is_wanted(news):
+        if self._has_overflowed or not self._is_wanted(news):
             return
         if news.subject is Subject.DELTA:
             self._deltas += 1
             self._bytes += len(news.delta)
         key = (news.subject, news.id, self._deltas if news.subject is Subject.DELTA else 0)
-        self._waiting.pop(key, None)
-        self._waiting[key] = news
-        if len(self._waiting) > MAX_WAITING or self._bytes > self._max_waiting_bytes:
-            self._is_overrun = True
+        self._queue.pop(key, None)
+        self._queue[key] = news
+        if len(self._queue) > MAX_WAITING or self._bytes > self._max_waiting_bytes:
+            self._has_overflowed = True
             self._clear()
-        self._some.set()
+        self._has_notices.set()
 
     async def take(self) -> list[Notice]:
         """Wait for notices, and return all that are queued, in order.
@@ -176,13 +176,13 @@ class Subscription:
         Raises Overflow once if the queue was full; the subscription goes on. Returns an empty list once
         the subscription is closed.
         """
-        await self._some.wait()
+        await self._has_notices.wait()
         if not self._is_closed:
-            self._some.clear()
-        if self._is_overrun:
-            self._is_overrun = False
+            self._has_notices.clear()
+        if self._has_overflowed:
+            self._has_overflowed = False
             raise Overflow
-        taken = list(self._waiting.values())
+        taken = list(self._queue.values())
         self._clear()
         return taken
 
@@ -191,8 +191,8 @@ class Subscription:
         self._is_closed = True
         self._on_close(self)
         self._clear()
-        self._some.set()
+        self._has_notices.set()
 
     def _clear(self) -> None:
-        self._waiting.clear()
+        self._queue.clear()
         self._bytes = 0

@@ -29,10 +29,10 @@ _BELOW_OURS: Final = f"{_OURS}."
 _NUMBERS: Final = (int, float)
 _QUIET: Final = ("aiohttp.access", "asyncio")
 _CAUSES: Final = ("reason", "request_id")
-_MAX_ABOUT: Final = 50
-_MAX_ALIKE: Final = 5
-_ALIKE_SECONDS: Final = 60.0
-_LEAST_SECRET: Final = 8
+_MAX_FIELD_VALUES: Final = 50
+_MAX_SIMILAR: Final = 5
+_WINDOW_SECONDS: Final = 60.0
+_MIN_SECRET_CHARS: Final = 8
 _MAX_SECRETS: Final = 4096
 
 _KEYS = re.compile(
@@ -64,7 +64,7 @@ class Masker:
         The oldest values are dropped when there are thousands.
         """
         value = secret.reveal()
-        if len(value) < _LEAST_SECRET:
+        if len(value) < _MIN_SECRET_CHARS:
             return
         self._values.pop(value, None)
         self._values[value] = None
@@ -108,14 +108,14 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         record.request_id = CURRENT_REQUEST.get()
         self._write_lines()
         if self._repeats:
-            self._write_due(monotonic() - _ALIKE_SECONDS)
-        cause = _cause_of(record)
+            self._write_due(monotonic() - _WINDOW_SECONDS)
+        cause = _similarity_key(record)
         if cause is None:
             super().emit(record)
             return
         repeats = self._repeats.setdefault(cause, _Repeats(since=monotonic()))
         repeats.written += 1
-        if repeats.written <= _MAX_ALIKE:
+        if repeats.written <= _MAX_SIMILAR:
             super().emit(record)
         else:
             repeats.add(record)
@@ -169,7 +169,7 @@ class _Repeats:
         self.written = 0
         self.last: logging.LogRecord | None = None
         self._count = 0
-        self._about: dict[str, dict[str, None]] = {}
+        self._fields: dict[str, dict[str, None]] = {}
 
     def add(self, record: logging.LogRecord) -> None:
         """Count a record instead of writing it."""
@@ -178,23 +178,23 @@ class _Repeats:
         for key, value in _facts(record).items():
             if key in _CAUSES:
                 continue
-            known = self._about.setdefault(key, {})
+            known = self._fields.setdefault(key, {})
             for one in value if isinstance(value, list) else (value,):
-                if len(known) < _MAX_ABOUT:
+                if len(known) < _MAX_FIELD_VALUES:
                     known[str(one)] = None
 
     def summary(self) -> logging.LogRecord:
         """Return the last record, with the count and the collected fields of all."""
         made = logging.makeLogRecord(vars(self.last) if self.last else {})
         made.exc_info = made.exc_text = None
-        for key, known in self._about.items():
+        for key, known in self._fields.items():
             setattr(made, key, list(known) if len(known) > 1 else next(iter(known), ""))
         made.request_id = ""
         made.repeated = self._count
         return made
 
 
-def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
+def _similarity_key(record: logging.LogRecord) -> tuple[object, ...] | None:
     """Return the key by which records are similar, or None for a record that is always written."""
     reason = getattr(record, "reason", None)
     if record.levelno < logging.WARNING and reason in (None, ""):
@@ -244,7 +244,7 @@ class TextFormatter(LineFormatter):
         super().__init__(masker)
         # The date and time of the current second are cached for all its lines.
         self._second = -1
-        self._begin = self._offset = ""
+        self._prefix = self._offset = ""
 
     def line(self, entry: _Entry) -> str:
         """Format an entry as one line."""
@@ -263,8 +263,8 @@ class TextFormatter(LineFormatter):
         if second != self._second:
             self._second = second
             whole = datetime.fromtimestamp(second, UTC).astimezone().isoformat(sep=" ")
-            self._begin, self._offset = whole[:19], whole[19:]
-        return f"{self._begin}.{int(created * 1000) % 1000:03}{self._offset}"
+            self._prefix, self._offset = whole[:19], whole[19:]
+        return f"{self._prefix}.{int(created * 1000) % 1000:03}{self._offset}"
 
 
 class JsonFormatter(LineFormatter):

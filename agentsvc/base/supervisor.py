@@ -99,12 +99,12 @@ async def _guard(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> No
     try:
         await work()
     except AgentsvcError as exc:
-        _tell("task failed", name, exc)
+        _log_failure("task failed", name, exc)
     except Exception:
         log.exception("task failed", extra={"task": name})
 
 
-def _tell(what: str, name: str, error: AgentsvcError) -> None:
+def _log_failure(what: str, name: str, error: AgentsvcError) -> None:
     """Log an expected error by its reason; a traceback would add nothing."""
     log.error(what, extra={"task": name, "reason": error.log_text})
 
@@ -147,7 +147,7 @@ async def _succeeds(name: str, body: Callable[[], Awaitable[None]]) -> bool:
         log.warning("background loop cancelled itself, restarting it", extra={"task": name})
         return False
     except AgentsvcError as exc:
-        _tell("background loop failed, restarting it", name, exc)
+        _log_failure("background loop failed, restarting it", name, exc)
         return False
     except Exception:
         log.exception("background loop failed, restarting it", extra={"task": name})

@@ -30,10 +30,10 @@ from agentsvc.base.errors import InvalidRequest, Problem
 type Loc = tuple[str | int, ...]
 type DecHook = Callable[[type, Any], Any]
 
-_MAX_LOOKS: Final = 4_000
+_MAX_VISITS: Final = 4_000
 """The maximum number of visited values; further problems are not reported."""
 
-_DEEPEST: Final = 60
+_MAX_DEPTH: Final = 60
 """The maximum depth of visited values, deeper than any type that is not recursive."""
 
 _MAX_VALUES: Final = 100
@@ -167,7 +167,7 @@ def refusal(
     search = _Search(strict=strict, dec_hook=dec_hook)
     search.check(value, kind, tuple(loc))
     if not search.problems:
-        return InvalidRequest("The value is not of the type that is described", loc=loc)
+        return InvalidRequest("The value does not match its type in the API description", loc=loc)
     return InvalidRequest.of(search.problems, is_all=search.is_all)
 
 
@@ -199,12 +199,12 @@ class _Search:
         self.is_all = True
         self._strict = strict
         self._dec_hook = dec_hook
-        self._looks = 0
+        self._visits = 0
 
     def check(self, value: Any, kind: Any, loc: Loc) -> None:
         """Collect the problems of a value and of its members."""
-        self._looks += 1
-        if self._looks > _MAX_LOOKS or len(loc) > _DEEPEST:
+        self._visits += 1
+        if self._visits > _MAX_VISITS or len(loc) > _MAX_DEPTH:
             self.is_all = False
             return
         options = list(_options(kind))
@@ -217,7 +217,7 @@ class _Search:
             self._run(check, value, loc)
 
     def _check(self, value: Any, options: list[_Option], loc: Loc) -> None:
-        taking = [option for option in options if self._may_be(value, option.kind)]
+        taking = [option for option in options if self._matches_type(value, option.kind)]
         first = taking[0] if taking else None
         match first:
             case None:
@@ -259,8 +259,8 @@ class _Search:
         if config.forbid_unknown_fields:
             text = f"Extra inputs are not permitted, only {_listed(tuple(fields))}"
             for name in value.keys() - fields.keys() - {config.tag_field}:
-                self._looks += 1
-                if self._looks > _MAX_LOOKS:
+                self._visits += 1
+                if self._visits > _MAX_VISITS:
                     self.is_all = False
                     break
                 self._add("extra_forbidden", text, (*loc, name))
@@ -273,7 +273,7 @@ class _Search:
         if self._fits(value, option.kind) and not (_is_checked(of_key) or _is_checked(of_value)):
             return
         for name, one in value.items():
-            if self._looks > _MAX_LOOKS:
+            if self._visits > _MAX_VISITS:
                 break
             self.check(name, of_key, (*loc, name))
             self.check(one, of_value, (*loc, name))
@@ -286,7 +286,7 @@ class _Search:
         if not _is_checked(of_item) and (_takes_all(of_item) or self._fits(value, option.kind)):
             return
         for index, one in enumerate(value):
-            if self._looks > _MAX_LOOKS:
+            if self._visits > _MAX_VISITS:
                 break
             self.check(one, of_item, (*loc, index))
 
@@ -299,7 +299,7 @@ class _Search:
         elif _allowed(kind):
             self._add("enum", _expected(options), loc)
         elif isinstance(kind, type) and kind not in _NAMES:
-            self._add("value_error", self._words_of_hook(value, kind), loc)
+            self._add("value_error", self._hook_message(value, kind), loc)
         else:
             self._add(*_wrong_type(value, options, is_text=self._is_text(value)), loc)
 
@@ -312,7 +312,7 @@ class _Search:
                 self._add(prefix + _BOUNDS[name], _expected(options), loc)
                 return
 
-    def _may_be(self, value: Any, kind: Any) -> bool:
+    def _matches_type(self, value: Any, kind: Any) -> bool:
         if self._is_text(value):
             return _name(kind) not in ("array", "object")
         name = _NAMES[type(value)]
@@ -332,12 +332,12 @@ class _Search:
             return False
         return True
 
-    def _words_of_hook(self, value: Any, kind: type) -> str:
+    def _hook_message(self, value: Any, kind: type) -> str:
         try:
             msgspec.convert(value, kind, dec_hook=self._dec_hook)
         except msgspec.ValidationError as exc:
             return str(exc)
-        return "The value does not fit"
+        return "The value is not valid"
 
     def _run(self, check: Callable[..., object], value: Any, loc: Loc) -> None:
         try:
@@ -433,7 +433,7 @@ def _expected(options: list[_Option], *, is_whole: bool = True) -> str:
         if allowed:
             words.append(f"one of {_listed(allowed)}")
         elif option.kind is not types.NoneType:
-            words.append(f"`{_name(option.kind)}`{_bounded(option) if is_whole else ''}")
+            words.append(f"`{_name(option.kind)}`{_constraints(option) if is_whole else ''}")
     # The constraints of a text come last, so that it is clear what they apply to.
     words = [*null, *words] if is_whole else [*words, *null]
     return f"Expected {' or '.join(dict.fromkeys(words))}"
@@ -445,7 +445,7 @@ def _listed(values: tuple[Any, ...]) -> str:
     return listed if len(shown) <= _MAX_VALUES else f"{listed} and others"
 
 
-def _bounded(option: _Option) -> str:
+def _constraints(option: _Option) -> str:
     """Describe the constraints of a type."""
     bounds = dict(_bounds(option))
     unit = _UNITS.get(_name(option.kind), "")

@@ -26,8 +26,8 @@ MAX_INT: Final = 2**63 - 1
 MASK: Final = "**********"
 """Shown in place of a secret; if a client sends it back, the stored secret is kept."""
 
-_FIXED: Final = 0x4000_8000_0000_0000_0000
-_NOT_FIXED: Final = ~0xF000_C000_0000_0000_0000
+_UUID_BITS: Final = 0x4000_8000_0000_0000_0000
+_UUID_MASK: Final = ~0xF000_C000_0000_0000_0000
 """The version and variant bits of a UUID (4 and 1), and the mask of all other bits."""
 _ID = re.compile(r"\A[0-9a-f]{32}\Z")
 _SANDBOX_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -149,7 +149,7 @@ _CLOCK_ZERO: Final = now() - timedelta(seconds=time.monotonic())
 def new_id() -> str:
     """Return a random id of 32 hex digits."""
     # The same as `uuid.uuid4().hex`, without creating an object: version 4, variant 1.
-    number = int.from_bytes(os.urandom(16)) & _NOT_FIXED | _FIXED
+    number = int.from_bytes(os.urandom(16)) & _UUID_MASK | _UUID_BITS
     return f"{number:032x}"
 
 

@@ -40,7 +40,7 @@ class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
     instance_id = _Below("instance-id")
     """The id of this installation, which labels everything that its backends create."""
     callback_addresses = _Below("callback-addresses")
-    """Former listening addresses of the server, to which older sandboxes send their callbacks."""
+    """Addresses at which the server has listened, to which older sandboxes send their callbacks."""
     url = _Below("url")
     """The URL of the running server on this machine, for local commands."""
     command_key = _Below("command-key")

@@ -87,7 +87,7 @@ def read(
     origins = dict.fromkeys(known_keys(schema), ConfigSource.DEFAULT)
     values: dict[str, Any] = {}
     for key, given in merged.items():
-        _put(values, key, _checked(schema, given))
+        _insert(values, key, _checked(schema, given))
         if len(key) > _SECTION:
             origins[given.name] = given.origin
     return ConfigLayers(values=values, origins=origins)
@@ -112,10 +112,10 @@ def expected(kind: Any) -> str:
     while isinstance(info, inspect.Metadata):
         extra = {**(info.extra or {}), **extra}
         info = info.type
-    return str(extra["expected"]) if "expected" in extra else _words(info)
+    return str(extra["expected"]) if "expected" in extra else _describe(info)
 
 
-def _words(info: inspect.Type) -> str:
+def _describe(info: inspect.Type) -> str:
     match info:
         case inspect.IntType():
             words = f"a whole number{_bounds(info)}"
@@ -163,7 +163,7 @@ def _all_given(
 
 def _from_file(schema: type[Struct], file: Path) -> Iterator[_Given]:
     for section, table in _parsed(file).items():
-        for key, value in _leaves((section,), table, _length(schema, section) - _SECTION):
+        for key, value in _leaves((section,), table, _key_length(schema, section) - _SECTION):
             yield _Given(key, value, origin=ConfigSource.FILE, source=str(file), base=file.parent)
 
 
@@ -228,9 +228,9 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
 def _kind_of(schema: type[Struct], key: tuple[str, ...]) -> Any:
     """Return the type of a key's values, or None if there is no such key."""
     section = _field(schema, key[0])
-    if section is None or len(key) > _length(schema, key[0]):
+    if section is None or len(key) > _key_length(schema, key[0]):
         return None
-    if len(key) < _length(schema, key[0]):
+    if len(key) < _key_length(schema, key[0]):
         return _EmptyTable
     if _is_struct(section):
         return _field(section, key[1])
@@ -238,7 +238,7 @@ def _kind_of(schema: type[Struct], key: tuple[str, ...]) -> Any:
     return _field(inner, key[2]) if _is_struct(inner) else Any
 
 
-def _length(schema: type[Struct], section: str) -> int:
+def _key_length(schema: type[Struct], section: str) -> int:
     """Return the number of names in the keys of a section."""
     kind = _field(schema, section)
     return _SECTION_KEY if kind is None or _is_struct(kind) else _NAMED_KEY
@@ -261,7 +261,7 @@ def _converted(given: _Given, kind: Any) -> Any:
     if given.origin is ConfigSource.FILE or not isinstance(given.value, str):
         return _finite(msgspec.convert(given.value, kind))
     failure = msgspec.ValidationError("")
-    for candidate in _readings(given.value, kind):
+    for candidate in _interpretations(given.value, kind):
         try:
             return _finite(msgspec.convert(candidate, kind, strict=False))
         except msgspec.ValidationError as exc:
@@ -275,7 +275,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _readings(text: str, kind: Any) -> Iterator[Any]:
+def _interpretations(text: str, kind: Any) -> Iterator[Any]:
     """Yield the possible meanings of a text, likeliest first."""
     if kind is not Any:
         yield text
@@ -316,7 +316,7 @@ def _resolved(value: Any, base: Path | None) -> Any:
 # Helpers
 
 
-def _put(values: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
+def _insert(values: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
     for name in key[:-1]:
         values = values.setdefault(name, {})
     values.setdefault(key[-1], value) if value == {} else values.update({key[-1]: value})
@@ -333,7 +333,7 @@ def _is_path(kind: Any) -> bool:
 
 def _nearest(schema: type[Struct], given: _Given) -> str:
     known = [*known_keys(schema), *(section.name for section in msgspec.structs.fields(schema))]
-    if len(given.key) == _NAMED_KEY == _length(schema, given.key[0]):
+    if len(given.key) == _NAMED_KEY == _key_length(schema, given.key[0]):
         inner = _inner(_field(schema, given.key[0]))
         table = ".".join(given.key[:_SECTION_KEY])
         known = [f"{table}.{field.name}" for field in msgspec.structs.fields(inner)]

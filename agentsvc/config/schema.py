@@ -116,7 +116,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_connections: Annotated[int, Meta(ge=8, le=100_000)] = 2000
     """Maximum number of concurrent connections, also limited to a quarter of the server's limit of
     open files: at most half of them without a valid key, three quarters with keys of sandboxes, and
-    three quarters of one user"""
+    three quarters by one user"""
     max_connections_per_address: Annotated[int, Meta(ge=0, le=100_000)] = 200
     """Maximum number of concurrent connections without a valid key from one address, or from one client
     as named by a trusted proxy; 0 is no limit"""
@@ -309,7 +309,7 @@ def load(
         # Each key is valid by its type; this error is from a section's own validation.
         why, _, section = str(exc).partition(" - at `$.")
         raise StartFailed(
-            f"the section `{section.rstrip('`')}` cannot be used: {why}",
+            f"the section `{section.rstrip('`')}` is invalid: {why}",
             hint="name hosts, addresses or networks, such as `models.example.org:8443`",
         ) from exc
     return Loaded(config=config, origins=found.origins, path=path, sections=own)
@@ -322,7 +322,7 @@ def settings_of[T: Struct](config: Config, plugin: str, kind: type[T]) -> T:
         return msgspec.convert(config.extensions.get(plugin, {}), kind, strict=False)
     except msgspec.ValidationError as exc:
         raise StartFailed(
-            f"The settings of the plugin `{plugin}` do not fit: {exc}",
+            f"The settings of the plugin `{plugin}` are invalid: {exc}",
             hint=f"its keys are: {', '.join(sorted(kind.__struct_fields__)) or 'none'}",
         ) from exc
 

@@ -206,15 +206,15 @@ def to_mcp_config(given: McpListsBody | None) -> McpConfig | None:
 def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
     problems = Problems()
     config = McpConfig(
-        sse_servers=_each(given.sse_servers, _to_sse, (*loc, "sse_servers"), problems),
-        stdio_servers=_each(
+        sse_servers=_read_all(given.sse_servers, _to_sse, (*loc, "sse_servers"), problems),
+        stdio_servers=_read_all(
             given.stdio_servers, to_stdio_server, (*loc, "stdio_servers"), problems
         ),
-        shttp_servers=_each(given.shttp_servers, _to_shttp, (*loc, "shttp_servers"), problems),
+        shttp_servers=_read_all(given.shttp_servers, _to_shttp, (*loc, "shttp_servers"), problems),
     )
     problems.refuse()
     for name in McpConfig.__struct_fields__:
-        _refuse_twice(getattr(config, name), (*loc, name))
+        _refuse_duplicates(getattr(config, name), (*loc, name))
     return config
 
 
@@ -257,7 +257,7 @@ def restore_secrets(config: McpConfig, stored: McpConfig | None) -> McpConfig:
     )
 
 
-def _each[B, T](
+def _read_all[B, T](
     items: list[B], read: Callable[[B, Loc], T], loc: Loc, problems: Problems
 ) -> tuple[T, ...]:
     """Convert the valid items of a list, and collect the problems of the others."""
@@ -270,18 +270,18 @@ def _each[B, T](
 
 def _to_sse(given: SseServerBody | str, loc: Loc) -> SseServer:
     body = SseServerBody(url=given) if isinstance(given, str) else given
-    url, key = _reached(body, loc)
+    url, key = _url_and_key(body, loc)
     return SseServer(url=url, api_key=key)
 
 
 def _to_shttp(given: ShttpServerBody | str, loc: Loc) -> ShttpServer:
     body = ShttpServerBody(url=given) if isinstance(given, str) else given
-    url, key = _reached(body, loc)
+    url, key = _url_and_key(body, loc)
     seconds = DEFAULT_TIMEOUT_SECONDS if body.timeout is None else body.timeout
     return ShttpServer(url=url, api_key=key, timeout_seconds=seconds)
 
 
-def _reached(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
+def _url_and_key(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
     """Return the validated URL and key of a server."""
     problems = Problems()
     url, key = "", None
@@ -344,7 +344,7 @@ def _args(given: list[str] | str, loc: Loc) -> tuple[str, ...]:
     try:
         args = shlex.split(given) if isinstance(given, str) else given
     except ValueError as exc:
-        text = "Arguments cannot be split: a quotation or an escape has no end"
+        text = "Arguments cannot be split: unterminated quotation or escape"
         raise InvalidRequest(text, loc=loc, detail=str(exc)) from exc
     if any("\0" in arg for arg in args):
         raise InvalidRequest("Arguments must not contain NUL", loc=loc)
@@ -356,7 +356,7 @@ def _env(given: dict[str, str] | str, loc: Loc) -> dict[str, Secret]:
     problems = Problems()
     for name, value in pairs.items():
         if not _VARIABLE.fullmatch(name):
-            text = "Environment names have letters, digits and `_`, and no digit in front"
+            text = "Environment names have letters, digits and `_`, and do not begin with a digit"
             problems.note(text, loc=(*loc, name))
         if "\0" in value:
             problems.note("Environment values must not contain NUL", loc=(*loc, name))
@@ -385,7 +385,7 @@ def _id_of(server: Server) -> tuple[str, str]:
     return "url", server.url
 
 
-def _refuse_twice(servers: Sequence[Server], loc: Loc) -> None:
+def _refuse_duplicates(servers: Sequence[Server], loc: Loc) -> None:
     seen: set[str] = set()
     for index, server in enumerate(servers):
         field, value = _id_of(server)

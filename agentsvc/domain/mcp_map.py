@@ -50,8 +50,8 @@ _SERVERS_MAX: Final = 100
 _BEARER: Final = "Bearer "
 _WRAPPER: Final = "mcpServers"
 _LISTS: Final = frozenset({"sse_servers", "stdio_servers", "shttp_servers"})
-_OF_PROCESS: Final = ("command", "args", "env", "cwd", "timeout", "keep_alive")
-_OF_REMOTE: Final = ("url", "transport", "headers", "timeout", "sse_read_timeout", "keep_alive")
+_PROCESS_FIELDS: Final = ("command", "args", "env", "cwd", "timeout", "keep_alive")
+_REMOTE_FIELDS: Final = ("url", "transport", "headers", "timeout", "sse_read_timeout", "keep_alive")
 """The fields of a tool server that agent servers accept."""
 _NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
@@ -174,7 +174,7 @@ def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
         with problems.noted():
             found[name] = _to_server(name, item, (*where, name))
     problems.refuse()
-    _refuse_twice(found, where)
+    _refuse_duplicates(found, where)
     return McpConfig(
         sse_servers=tuple(one for one in found.values() if isinstance(one, SseServer)),
         stdio_servers=tuple(one for one in found.values() if isinstance(one, StdioServer)),
@@ -194,12 +194,12 @@ def to_agent(config: McpConfig) -> dict[str, dict[str, Any]]:
     Disabled servers are left out.
     """
     shown = show_mcp_map(config, is_revealed=True)
-    return {name: _sent(server) for name, server in shown.items() if server["enabled"]}
+    return {name: _agent_fields(server) for name, server in shown.items() if server["enabled"]}
 
 
-def _sent(shown: dict[str, Any]) -> dict[str, Any]:
+def _agent_fields(shown: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a server that the agent server accepts, as far as they are set."""
-    names = _OF_PROCESS if "command" in shown else _OF_REMOTE
+    names = _PROCESS_FIELDS if "command" in shown else _REMOTE_FIELDS
     is_set = {name: shown[name] is not None for name in names}
     is_set["headers"] = bool(shown.get("headers"))
     return {name: shown[name] for name in names if is_set[name]}
@@ -260,7 +260,7 @@ def _headers(wire: NamedServer, loc: Loc) -> dict[str, Secret]:
     problems = Problems()
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or has_control(value):
-            problems.note("This is no HTTP header", loc=(*loc, "headers", name))
+            problems.note("This is not a valid HTTP header", loc=(*loc, "headers", name))
     problems.refuse()
     # One spelling, so that `_bearer` finds the key.
     return {
@@ -273,7 +273,7 @@ def _auth_headers(auth: ServerAuth | str | None, loc: Loc) -> dict[str, str]:
     if isinstance(auth, str):
         if auth == "oauth":
             raise InvalidRequest(
-                "Tool servers that want OAuth are not supported; use a token", loc=(*loc, "auth")
+                "Tool servers with OAuth are not supported; use a token", loc=(*loc, "auth")
             )
         auth = ServerAuth(strategy="bearer", value=auth)
     if auth is None:
@@ -313,7 +313,7 @@ def _bearer(headers: dict[str, Secret]) -> Secret | None:
     return Secret(value.removeprefix(_BEARER).strip())
 
 
-def _refuse_twice(found: dict[str, Server], loc: Loc) -> None:
+def _refuse_duplicates(found: dict[str, Server], loc: Loc) -> None:
     seen: set[tuple[type, str]] = set()
     for name, server in found.items():
         if isinstance(server, StdioServer):

@@ -227,7 +227,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the conversation gets a sandbox of its own without any stored secrets of its user. The
     server itself transfers the repository."""
     commit: str | None = None
-    """The commit to check out then; required if the repository's token is withheld."""
+    """The commit that the server transfers and checks out; required with `withholds_secrets`."""
     compared_to: str | None = None
     """The commit of the branch to compare it with; None for the commit itself."""
     is_alone: bool = False

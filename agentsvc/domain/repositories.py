@@ -58,7 +58,7 @@ _SOURCE_PATTERN: Final = rf"\A(?:{_NAME}(?:/{_NAME}){{1,20}}|{CLONE_URL})?\Z"
 _SOURCE = re.compile(_SOURCE_PATTERN)
 
 _NO_CREDENTIALS: Final = (
-    "A repository URL is http(s), has a path, and carries no user name or password"
+    "A repository URL is http(s), has a path, and contains no user name or password"
 )
 
 REPOSITORY_LOC: Final = ("body", "selected_repository")
@@ -145,7 +145,7 @@ def refuse_credentials(repository: str, *, loc: Sequence[str | int] = REPOSITORY
 def check_branch(branch: str, *, loc: Sequence[str | int] = BRANCH_LOC) -> None:
     """Raise InvalidRequest unless git accepts this as a branch name."""
     if len(branch.encode()) > MAX_BRANCH_BYTES or not _BRANCH.match(branch):
-        raise InvalidRequest("This is not a name git takes for a branch", loc=loc)
+        raise InvalidRequest("This is not a valid name of a git branch", loc=loc)
 
 
 def _check_source(text: str, *, loc: Sequence[str | int]) -> None:

@@ -51,7 +51,7 @@ async def _run(tx: Transaction, plugin: str, scripts: Sequence[str], version: in
     for kind, name in await _objects(tx) ^ before:
         if kind not in ("table", "index") or not name.startswith(f"plugin_{plugin}_"):
             raise StartFailed(
-                f"The plugin `{plugin}` makes or drops the {kind} `{name}`; it may have tables and"
+                f"The plugin `{plugin}` creates or drops the {kind} `{name}`; it may have tables and"
                 f" indexes whose names begin with `plugin_{plugin}_`"
             )
     await tx.run(

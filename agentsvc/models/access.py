@@ -13,7 +13,7 @@ from agentsvc.base import Secret
 from agentsvc.plugin.egress import BadHost, parse_host
 
 _REFUSAL: Final = (
-    "the server asks models at public addresses only, but for those in"
+    "the server calls models at public addresses only, except for those in"
     " `sandboxes.model_hosts`. The operator may add `{place}` there."
 )
 

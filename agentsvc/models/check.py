@@ -22,12 +22,12 @@ from agentsvc.models.access import check_host, model_headers, reach_of_models
 from agentsvc.models.hosts import BASES, OWN_SERVERS, host_of_url, provider_of
 from agentsvc.plugin.egress import BadHost
 
-_ANSWER_MAX: Final = 256 * 1024
-_SAID_MAX: Final = 500
+_MAX_RESPONSE_BYTES: Final = 256 * 1024
+_MAX_MESSAGE_CHARS: Final = 500
 _TIME_LIMIT: Final = 30.0
-_QUESTION: Final = "This is a test of the connection. Answer with the one word OK."
+_PROMPT: Final = "This is a test of the connection. Answer with the one word OK."
 
-_OTHERWISE: Final = frozenset({"anthropic", "gemini"})
+_OTHER_APIS: Final = frozenset({"anthropic", "gemini"})
 """Providers whose own API, which a base URL refers to, is a different one."""
 
 
@@ -84,7 +84,7 @@ async def check_model(
             _untested(f"It cannot be tested here: {exc}"), host=host_of_url(str(found))
         )
     except BadHost as exc:
-        return _failed(f"The host of the base URL cannot be meant: {exc}.")
+        return _failed(f"The host of the base URL is invalid: {exc}.")
     except TimeoutError:
         return _failed(f"No answer came within {time_limit:g} seconds.")
     except (aiohttp.ClientError, OSError, ValueError) as exc:
@@ -99,17 +99,17 @@ def _endpoint(llm: Llm) -> URL | Checked:
         return _untested("No model is named in the settings.")
     if not provider:
         return _failed(
-            "The name lacks its provider. Write openai/NAME for a server of your own that speaks as"
-            " OpenAI's does."
+            "The name lacks its provider. Write openai/NAME for a server of your own with an"
+            " OpenAI-compatible API."
         )
-    is_known = provider in OWN_SERVERS or (provider in BASES and provider not in _OTHERWISE)
+    is_known = provider in OWN_SERVERS or (provider in BASES and provider not in _OTHER_APIS)
     if not (is_known if base else provider in BASES):
         return _untested(
             f"Models of `{provider}`{' behind a base URL' if base else ''} cannot be tested here:"
-            " the server asks only what speaks as OpenAI does. The first conversation will show."
+            " the server tests only OpenAI-compatible APIs. The first conversation will show."
         )
     return _to_url(base or BASES[provider]) or _failed(
-        "The base URL is none: it begins with https:// or http:// and a host."
+        "The base URL is invalid: it must begin with https:// or http:// and a host."
     )
 
 
@@ -127,7 +127,7 @@ async def _ask(llm: Llm, url: URL, reach: SafeConnector) -> Checked:
     name = (llm.model or "").strip()
     body = {
         "model": name.partition("/")[2] or name,
-        "messages": [{"role": "user", "content": _QUESTION}],
+        "messages": [{"role": "user", "content": _PROMPT}],
     }
     headers = model_headers(llm.api_key, llm.options.extra_headers or {})
     async with (
@@ -144,7 +144,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > _ANSWER_MAX:
+        if len(body) > _MAX_RESPONSE_BYTES:
             raise aiohttp.ClientPayloadError("the answer is too long")
     return bytes(body)
 
@@ -179,7 +179,7 @@ def _judge(status: int, body: bytes, llm: Llm) -> Checked:
         )
     said, code = _read_failure(body)
     # Masked before it is cut, so that no part of a key is left at the end.
-    said = without_secrets(said, secrets_of(llm))[:_SAID_MAX]
+    said = without_secrets(said, secrets_of(llm))[:_MAX_MESSAGE_CHARS]
     return _failed(_explain(status, f"{code} {said}".lower(), llm), status=status, said=said)
 
 
@@ -248,10 +248,10 @@ def _unreached(exc: Exception) -> Checked:
     if is_tls:
         message = "The certificate at that address is not accepted, or it does not speak TLS."
     elif isinstance(inner, ValueError):
-        message = "It cannot be asked. Check the key and the base URL for stray characters."
+        message = "It cannot be called. Check the key and the base URL for stray characters."
     else:
         message = "Nothing answers at that address. Check the base URL, and the server's network."
-    return _failed(message, said=(str(inner) or type(inner).__name__)[:_SAID_MAX])
+    return _failed(message, said=(str(inner) or type(inner).__name__)[:_MAX_MESSAGE_CHARS])
 
 
 def _failed(message: str, *, status: int | None = None, said: str = "") -> Checked:

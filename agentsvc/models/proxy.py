@@ -95,19 +95,19 @@ class ModelProxy:
         silence_seconds: float,
         own: Iterable[str] = (),
     ) -> None:
-        self._known = known
-        self._make = functools.partial(reach_of_models, own=own)
+        self._known_hosts = known
+        self._make_connector = functools.partial(reach_of_models, own=own)
         self._hosts = tuple(known)
-        self._current = self._make(self._hosts)
+        self._connector = self._make_connector(self._hosts)
         self._silence_seconds = silence_seconds
 
     @property
     def _reach(self) -> SafeConnector:
         """The connector for the hosts that are known now."""
-        if tuple(self._known) != self._hosts:
-            self._hosts = tuple(self._known)
-            self._current = self._make(self._hosts)
-        return self._current
+        if tuple(self._known_hosts) != self._hosts:
+            self._hosts = tuple(self._known_hosts)
+            self._connector = self._make_connector(self._hosts)
+        return self._connector
 
     async def may_reach(self, base_url: str) -> bool:
         """Return whether the server may call models at a base URL."""

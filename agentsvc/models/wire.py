@@ -13,10 +13,10 @@ OPENAI_URL: Final = "https://api.openai.com/v1"
 MAX_USED: Final = 2**40
 """More tokens, or dollars, than any conversation uses: larger reported values are ignored."""
 
-_LONGEST_LINE: Final = 4 * 1024 * 1024
+_MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 _BYTES_OF_TOKEN: Final = 4
 """The approximate length of a token."""
-_FEWEST_BYTES: Final = 3
+_MIN_BYTES_OF_TOKEN: Final = 3
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +75,11 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
     With `wants_usage` a stream is asked to report its usage at the end.
     """
     if has_many_values(body):
-        raise BadQuestion("The body has more values than a question to a model")
+        raise BadQuestion("The body has too many values")
     try:
-        fields = _question.decode(body)
+        fields = _request_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadQuestion("The body should be an object in JSON") from exc
+        raise BadQuestion("The body must be a JSON object") from exc
     fields["model"] = Raw(msgspec.json.encode(model))
     # The usage of a response that continues in the background could not be measured.
     fields.pop("background", None)
@@ -93,7 +93,7 @@ def guess_usage(upstream: Upstream, asked_bytes: int) -> CallUsage:
 
     It is rather too high, because the missing response costs something, too.
     """
-    prompt = asked_bytes // _FEWEST_BYTES
+    prompt = asked_bytes // _MIN_BYTES_OF_TOKEN
     return CallUsage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
 
 
@@ -103,11 +103,11 @@ class UsageReader:
     def __init__(self, *, is_stream: bool, asked_bytes: int) -> None:
         self._is_stream = is_stream
         self._asked_bytes = asked_bytes
-        self._rest = bytearray()
+        self._buffer = bytearray()
         self._is_skipping = False
         self._chunks = 0
         self._bytes = 0
-        self._found: _Counts | None = None
+        self._counts: _Counts | None = None
 
     def feed(self, data: bytes) -> None:
         """Process the next part of a response."""
@@ -116,12 +116,12 @@ class UsageReader:
             # Only new data is searched, because a line may come in very small parts.
             *lines, data = data.split(b"\n")
             for line in lines:
-                self._read_line(bytes(self._rest) + line)
-                self._rest.clear()
+                self._read_line(bytes(self._buffer) + line)
+                self._buffer.clear()
         if not self._is_skipping:
-            self._rest += data
-        if len(self._rest) > _LONGEST_LINE:
-            self._rest.clear()
+            self._buffer += data
+        if len(self._buffer) > _MAX_LINE_BYTES:
+            self._buffer.clear()
             self._is_skipping = not self._is_stream
 
     def result(self, upstream: Upstream, told_dollars: float | None) -> CallUsage:
@@ -130,8 +130,8 @@ class UsageReader:
         `told_dollars` is the price in a response header.
         """
         if not self._is_stream:
-            self._read(bytes(self._rest))
-        found = self._found
+            self._read(bytes(self._buffer))
+        found = self._counts
         if found is None:
             # The response was cut off, or reports no usage.
             count = self._chunks if self._is_stream else self._bytes // _BYTES_OF_TOKEN
@@ -158,7 +158,7 @@ class UsageReader:
         if answer is None:
             return
         found = answer.usage or (answer.response.usage if answer.response else None)
-        self._found = found or self._found
+        self._counts = found or self._counts
 
 
 type _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_USED)]
@@ -181,11 +181,11 @@ class _Answer(msgspec.Struct, frozen=True):
     response: _Response | None = None
 
 
-_question: Final = msgspec.json.Decoder(dict[str, Raw])
+_request_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 def _with_usage(options: Raw | None) -> bytes:
-    known = None if options is None else decode_or_none(options, _question)
+    known = None if options is None else decode_or_none(options, _request_decoder)
     return msgspec.json.encode({**(known or {}), "include_usage": True})
 
 

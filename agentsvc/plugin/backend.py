@@ -161,7 +161,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     Config: ClassVar[type[msgspec.Struct]]
     """Its table in config.toml; fields are required or have a default, unknown keys are rejected."""
     default_isolation: ClassVar[Isolation] = Isolation.NONE
-    """The isolation it is designed for: a server that requires at least this starts no sandbox with less."""
+    """The isolation it is designed for; a server that cannot provide it starts only if configured for less."""
 
     def __init__(self, config: ConfigT, context: BackendContext) -> None:
         """Keep the two arguments as attributes. No I/O."""
@@ -239,7 +239,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """
         if Capability.RECLAIM in self.capabilities:
             return ""
-        return f"the {self.name} backend pushes no memory out"
+        return f"the {self.name} backend cannot move memory to swap"
 
     def why_no_copies(self) -> str:
         """Return why files of sandboxes cannot be kept or copied now, or "" if they can.
@@ -249,7 +249,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """
         if self.capabilities & {Capability.LAYERS, Capability.COPIES, Capability.CHECKPOINTS}:
             return ""
-        return f"the {self.name} backend keeps no files of its own"
+        return f"the {self.name} backend cannot keep or copy files"
 
     def why_no_hibernate(self) -> str:
         """Return why memory of paused sandboxes cannot be written to disk now, or "" if it can.
@@ -258,7 +258,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """
         if Capability.HIBERNATE in self.capabilities:
             return ""
-        return f"the {self.name} backend keeps no memory on disk"
+        return f"the {self.name} backend cannot write memory to disk"
 
     def inside_url(self, url: str) -> str:
         """Return the URL by which sandboxes reach this server, if it differs from the given one.

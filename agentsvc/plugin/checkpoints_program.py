@@ -42,7 +42,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._index = directory / INDEX
-        self._last = directory / "restored"
+        self._last_rollback = directory / "restored"
         """Holds the id of the last completed rollback, so that none is repeated."""
 
     def copy(self, checkpoint_id: str, paths: list[str], *, keep: int, max_bytes: int) -> str:
@@ -52,7 +52,7 @@ class Store:
         Excess ones stay until `trim`.
         """
         directories = {quote(path, safe=""): Path(path) for path in paths if Path(path).is_dir()}
-        with self._alone():
+        with self._locked():
             copy_checkpoint(
                 self._directory,
                 checkpoint_id,
@@ -70,14 +70,14 @@ class Store:
 
     def trim(self) -> None:
         """Remove the checkpoints that the index does not list."""
-        with self._alone():
+        with self._locked():
             known = json.loads(self._index.read_text())
             for one in kept_checkpoints(self._directory):
                 if checkpoint_id_of(one) not in known:
                     remove_checkpoint(self._directory, one)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock the store: a program started by a server that was killed may still be copying."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._directory / "lock").open("w") as lock:
@@ -87,7 +87,7 @@ class Store:
     def put_back(self, rollback: str) -> None:
         """Restore all files of a checkpoint, unless that was done; `rollback` is `ID CHECKPOINT`."""
         with contextlib.suppress(FileNotFoundError):
-            if self._last.read_text() == rollback:
+            if self._last_rollback.read_text() == rollback:
                 return
         wanted = rollback.partition(" ")[2]
         for copy in kept_checkpoints(self._directory):
@@ -98,7 +98,7 @@ class Store:
         else:
             raise FilesRefused("The checkpoint to which the sandbox is to go back is gone")
         os.sync()
-        self._last.write_text(rollback)
+        self._last_rollback.write_text(rollback)
 
 
 def _put_back(directory: Path, copy: Path, begun: int) -> None:
@@ -158,16 +158,16 @@ def main(argv: list[str]) -> int:
     The arguments are the command, the store's directory, and: for `copy`, or `take`, which also trims,
     `ID KEEP MAX_BYTES PATH...`; for `trim` nothing; for `restore` `ROLLBACK`.
     """
-    what, directory, *more = argv[1:]
+    command, directory, *more = argv[1:]
     store = Store(Path(directory))
     try:
-        if what in ("copy", "take"):
+        if command in ("copy", "take"):
             checkpoint_id, keep, max_bytes, *paths = more
             text = store.copy(checkpoint_id, paths, keep=int(keep), max_bytes=int(max_bytes))
             sys.stdout.write(text)
-        if what in ("trim", "take"):
+        if command in ("trim", "take"):
             store.trim()
-        if what == "restore":
+        if command == "restore":
             store.put_back(more[0])
     except FilesRefused as exc:
         sys.stderr.write(f"{exc}\n")

@@ -20,11 +20,11 @@ from agentsvc.plugin.removal import remove_directory
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_RIGHTS: Final = 0o777
-_PASSES: Final = 4
-_DEEPEST: Final = 64
-_AT_ONCE: Final = 2**24
-_CLOCK_NS: Final = 20_000_000
+_MODE_BITS: Final = 0o777
+_MAX_PASSES: Final = 4
+_MAX_DEPTH: Final = 64
+_CHUNK_BYTES: Final = 2**24
+_TIMESTAMP_NS: Final = 20_000_000
 """The precision of file timestamps: how far they may lag behind the clock."""
 
 
@@ -46,7 +46,7 @@ class FilesRefused(Exception):
 def copy_running(
     directories: Mapping[str, Path], into: Path, broken_off: Event, earlier: Copy | None = None
 ) -> Copy:
-    """Copy directories, each to its name in `into`, as they are at one moment. Blocks.
+    """Copy directories, by their new names, to a new directory in `into`, as of one moment. Blocks.
 
     Files unchanged since an earlier copy are hard-linked from it. Passes are repeated until nothing
     changed since the last pass began, at most a few times: files that change all the time are copied
@@ -64,7 +64,7 @@ def copy_running(
             remove_directory(copies[-1].path)
         copies.append(copy)
         earlier = copy
-        if len(copies) == _PASSES or not _have_changed(directories.values(), copy.begun):
+        if len(copies) == _MAX_PASSES or not _have_changed(directories.values(), copy.begun):
             return copy
 
 
@@ -72,11 +72,11 @@ def _have_changed(directories: Iterable[Path], begun: int) -> bool:
     """Return whether anything in directories may have changed since `begun`."""
     for directory in directories:
         for _, below, names, descriptor in os.fwalk(directory):
-            if os.fstat(descriptor).st_ctime_ns >= begun - _CLOCK_NS:
+            if os.fstat(descriptor).st_ctime_ns >= begun - _TIMESTAMP_NS:
                 return True
             for name in (*names, *below):
                 with contextlib.suppress(FileNotFoundError):
-                    if os.lstat(name, dir_fd=descriptor).st_ctime_ns >= begun - _CLOCK_NS:
+                    if os.lstat(name, dir_fd=descriptor).st_ctime_ns >= begun - _TIMESTAMP_NS:
                         return True
     return False
 
@@ -103,8 +103,8 @@ class _Pass:
     def _copy_directory(
         self, within: _Within, source_name: str, name: str, above: str, depth: int
     ) -> None:
-        if depth > _DEEPEST:
-            raise FilesRefused(f"Directories of the sandbox are more than {_DEEPEST} levels deep")
+        if depth > _MAX_DEPTH:
+            raise FilesRefused(f"Directories of the sandbox are more than {_MAX_DEPTH} levels deep")
         parent, new_parent, old_parent = within
         with contextlib.ExitStack() as opened:
             source = _open(opened, source_name, _DIRECTORY, parent)
@@ -124,7 +124,7 @@ class _Pass:
                 ):
                     self._copy_entry((source, target, earlier), entry, path, depth)
             info = os.fstat(source)
-            os.fchmod(target, info.st_mode & _RIGHTS)
+            os.fchmod(target, info.st_mode & _MODE_BITS)
             os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
 
     def _copy_entry(self, within: _Within, name: str, path: str, depth: int) -> None:
@@ -157,7 +157,7 @@ class _Pass:
                     return
             new = _open(opened, name, _NEW_FILE, target)
             _copy_data(file, new, info.st_size)
-            os.fchmod(new, info.st_mode & _RIGHTS)
+            os.fchmod(new, info.st_mode & _MODE_BITS)
             os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
 
     def _is_unchanged(self, info: os.stat_result, name: str, earlier: int) -> bool:
@@ -185,13 +185,13 @@ def is_unchanged(info: os.stat_result, copy: os.stat_result, begun: int) -> bool
     """Return whether an entry is unchanged since it was copied by a copy begun at `begun`."""
     # ctime cannot be set; the other fields reveal an entry that was moved here. If the clock was set back,
     # ctime proves nothing.
-    is_older = info.st_ctime_ns < begun - _CLOCK_NS and begun <= time.time_ns()
+    is_older = info.st_ctime_ns < begun - _TIMESTAMP_NS and begun <= time.time_ns()
     return is_older and _metadata_of(info) == _metadata_of(copy)
 
 
 def _metadata_of(info: os.stat_result) -> tuple[int, int, int, int]:
     kind = stat.S_IFMT(info.st_mode)
-    return kind, info.st_mode & _RIGHTS, info.st_size, info.st_mtime_ns
+    return kind, info.st_mode & _MODE_BITS, info.st_size, info.st_mtime_ns
 
 
 def _entries(directory: int) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _copy_data(source: int, target: int, size: int) -> None:
             start = _seek(source, start, os.SEEK_DATA)
             end = min(_seek(source, start, os.SEEK_HOLE), size)
             while start < end:
-                start += _copy_part(source, target, start, min(end - start, _AT_ONCE))
+                start += _copy_part(source, target, start, min(end - start, _CHUNK_BYTES))
     os.ftruncate(target, size)
 
 

@@ -47,9 +47,9 @@ from agentsvc.storage.queries import NO_PARAMS, Params, Queryable, Row
 log = logging.getLogger(__name__)
 
 _READERS = 3
-_STEPS = 1000
+_STEP_INSTRUCTIONS = 1000
 """SQLite instructions between two calls of the progress handler: some twenty microseconds."""
-_MAX_LOOKS = 50
+_MAX_STEPS = 50
 """How many of these calls a query may take on the event loop: about one millisecond.
 
 Not a wall-clock limit, because on a busy machine everything takes longer, and a thread does not help.
@@ -112,7 +112,7 @@ class Reader(Queryable):
         return list(await self._fetch(sql, params))
 
 
-class _Done[T](NamedTuple):
+class _Result[T](NamedTuple):
     """The result of a body, which may be None."""
 
     result: T
@@ -134,8 +134,8 @@ class _Readers:
             self._idle.put_nowait(other)
         self._slow: dict[str, float] = {}
         self._unknown = itertools.count(-1, -1)
-        self._give_time()
-        raw.set_progress_handler(self._is_over, _STEPS)
+        self._reset_limits()
+        raw.set_progress_handler(self._is_over_limit, _STEP_INSTRUCTIONS)
 
     @classmethod
     async def open(cls, path: Path, busy_seconds: float) -> "_Readers":
@@ -158,24 +158,24 @@ class _Readers:
     async def all(self, sql: str, params: Params) -> list[Row]:
         """Return the rows of one query."""
         work = partial(_fetch_all, self._raw, sql, params)
-        rows = self._try_here(sql, work)
+        rows = self._try_inline(sql, work)
         if rows is not None:
             return rows
-        async with self._lend() as connection:
+        async with self._acquire() as connection:
             return list(await connection.execute_fetchall(sql, params))
 
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
         """Run the body in a snapshot and return its result; the body may be started twice."""
-        done = self._try_here(getattr(body, "__qualname__", ""), partial(self._in_snapshot, body))
+        done = self._try_inline(getattr(body, "__qualname__", ""), partial(self._in_snapshot, body))
         if done is not None:
             return done.result
-        async with self._lend() as connection:
+        async with self._acquire() as connection:
             await connection.execute("BEGIN")
             return await body(Reader(connection.execute_fetchall))
 
     def version(self) -> int:
         """Return a number that changes once any process has written to the database."""
-        self._give_time()
+        self._reset_limits()
         try:
             return int(self._raw.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error:
@@ -189,18 +189,18 @@ class _Readers:
             await other.close()
         self._raw.close()
 
-    def _give_time(self) -> None:
-        self._looks, self._until = 0, time.thread_time() + _MAX_CPU_SECONDS
+    def _reset_limits(self) -> None:
+        self._steps, self._cpu_deadline = 0, time.thread_time() + _MAX_CPU_SECONDS
 
-    def _is_over(self) -> bool:
-        self._looks += 1
-        return self._looks > _MAX_LOOKS or time.thread_time() > self._until
+    def _is_over_limit(self) -> bool:
+        self._steps += 1
+        return self._steps > _MAX_STEPS or time.thread_time() > self._cpu_deadline
 
-    def _try_here[T](self, name: str, work: Callable[[], T]) -> T | None:
+    def _try_inline[T](self, name: str, work: Callable[[], T]) -> T | None:
         """Return the result of `work`, or None if it is slow or the database is locked."""
         if name in self._slow and monotonic() < self._slow[name]:
             return None
-        self._give_time()
+        self._reset_limits()
         try:
             return work()
         except sqlite3.OperationalError as exc:
@@ -211,12 +211,12 @@ class _Readers:
         finally:
             _end_snapshot(self._raw)
 
-    def _in_snapshot[T](self, body: Callable[[Reader], Awaitable[T]]) -> "_Done[T]":
+    def _in_snapshot[T](self, body: Callable[[Reader], Awaitable[T]]) -> "_Result[T]":
         self._raw.execute("BEGIN")
-        return _Done(_finish(_call(body, Reader(partial(_fetch, _InlineConnection(self._raw))))))
+        return _Result(_finish(_call(body, Reader(partial(_fetch, _InlineConnection(self._raw))))))
 
     @contextlib.asynccontextmanager
-    async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
+    async def _acquire(self) -> AsyncIterator[aiosqlite.Connection]:
         connection = await self._idle.get()
         try:
             yield connection
@@ -266,14 +266,14 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     done: asyncio.Future[Any]
     context: contextvars.Context
     is_apart: bool
-    by: str
+    task: str
     """The name of the task that waits for it: a request or a background task."""
 
     @property
     def name(self) -> str:
         """The body and the task that waits for it, for the log."""
         does = getattr(self.body, "__qualname__", "").partition(".<locals>")[0]
-        return f"{does} for {self.by}"
+        return f"{does} for {self.task}"
 
 
 class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -409,7 +409,8 @@ class Database(Queryable):
             self._check_open()
             return await reading
         except sqlite3.Error as exc:
-            if not is_of_disk(exc):
+            # The plain code means that a reader's body tries to write, which is no fault of the disk.
+            if not is_of_disk(exc) or exc.sqlite_errorcode == sqlite3.SQLITE_READONLY:
                 raise
             raise cannot_read(exc) from exc
         finally:
@@ -421,9 +422,9 @@ class Database(Queryable):
         self._check_open()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         context = contextvars.copy_context()
-        task = asyncio.current_task()
-        by = task.get_name() if task else ""
-        self._jobs.append(_Job(body=body, done=done, context=context, is_apart=is_apart, by=by))
+        current = asyncio.current_task()
+        task = current.get_name() if current else ""
+        self._jobs.append(_Job(body=body, done=done, context=context, is_apart=is_apart, task=task))
         self._wake.set()
         return await done
 
@@ -456,7 +457,7 @@ class Database(Queryable):
         else:
             self._kept.forget()
             for attempt in batch.attempts:
-                _settle(attempt)
+                _complete(attempt)
 
     async def _attempt(self, batch: _Batch) -> None:
         tx = Transaction(self._writer)
@@ -484,7 +485,7 @@ class Database(Queryable):
             batch.begin(raw)
             job = self._jobs.popleft()
             batch.tried.append(job)
-            attempt = _attempt_here(job, raw)
+            attempt = _attempt_inline(job, raw)
             batch.attempts.append(attempt)
             batch.end(attempt.failure, self._jobs, raw)
 
@@ -498,7 +499,7 @@ async def _call[R: Reader, T](body: Callable[[R], Awaitable[T]], tx: R) -> T:
     return await body(tx)
 
 
-def _attempt_here(job: _Job, raw: sqlite3.Connection) -> _Attempt:
+def _attempt_inline(job: _Job, raw: sqlite3.Connection) -> _Attempt:
     tx = Transaction(_InlineConnection(raw))
     result, failure = None, None
     try:
@@ -527,12 +528,12 @@ def _fetch(connection: _Connection, sql: str, params: Params) -> Awaitable[list[
     return connection.call(lambda raw: _fetch_all(raw, sql, params))
 
 
-def _settle(attempt: _Attempt) -> None:
+def _complete(attempt: _Attempt) -> None:
     job, failure = attempt.job, attempt.failure
     if isinstance(failure, asyncio.CancelledError):
         job.done.cancel()
     elif failure:
-        _fail(job, _told(failure))
+        _fail(job, _caller_error(failure))
     else:
         # The event loop runs these before it wakes the caller, and logs exceptions.
         for callback in attempt.callbacks:
@@ -541,15 +542,15 @@ def _settle(attempt: _Attempt) -> None:
             job.done.set_result(attempt.result)
 
 
-def _told(failure: BaseException) -> BaseException:
+def _caller_error(failure: BaseException) -> BaseException:
     """Return the error to raise to the caller of a failed body."""
     if is_of_disk(failure):
         return cannot_store(failure)
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
         # The referenced row existed when the body looked it up.
-        told = NotFound("What this belongs to was deleted meanwhile", detail=str(failure))
-        told.__cause__ = failure
-        return told
+        error = NotFound("A record that this refers to was deleted meanwhile", detail=str(failure))
+        error.__cause__ = failure
+        return error
     return failure
 
 

@@ -112,7 +112,7 @@ def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> No
     if version == newest:
         return
     if version:
-        _refuse_running(path)
+        _refuse_running_server(path)
     # A failed migration leaves no copy: it is retried at each start.
     with contextlib.ExitStack() as undo:
         with _transaction(connection):
@@ -149,7 +149,7 @@ def _find_version(path: Path, connection: sqlite3.Connection, newest: int) -> in
     return version
 
 
-def _refuse_running(path: Path) -> None:
+def _refuse_running_server(path: Path) -> None:
     """Raise StartFailed if a running server of an earlier version uses the database."""
     with contextlib.suppress(FileNotFoundError), (path.parent / "lock").open("rb") as lock:
         holder = lock.read(20).decode(errors="replace").strip()
@@ -266,9 +266,7 @@ def check_file(path: Path) -> list[str]:
     except sqlite3.Error as exc:
         return [f"it cannot be read: {exc}"]
     problems = [text for text in found if text != "ok"]
-    problems += [
-        f"a row of `{row[0]}` points to one of `{row[2]}` that is not there" for row in lost
-    ]
+    problems += [f"a row of `{row[0]}` references a missing row of `{row[2]}`" for row in lost]
     if version > newest:
         problems.append(f"it has version {version}, {NEWER} {newest}")
     return problems
@@ -293,7 +291,8 @@ def check_schema(path: Path) -> list[str]:
     if not wanted:
         return ["it is empty"]
     return [
-        f"it should not have, or lacks, {kind} `{name}`" for kind, name, _ in sorted(found ^ wanted)
+        f"it has an unexpected, or lacks the, {kind} `{name}`"
+        for kind, name, _ in sorted(found ^ wanted)
     ]
 
 
@@ -353,9 +352,7 @@ def vacuum_file(path: Path) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as exc:
         hint = _HINTS.get(primary_code(exc), HINT_ACCESS)
-        raise StartFailed(
-            f"the database cannot be written anew ({exc}): {path}", hint=hint
-        ) from exc
+        raise StartFailed(f"the database cannot be vacuumed ({exc}): {path}", hint=hint) from exc
 
 
 def render_schema(migrations: Path = MIGRATIONS) -> str:

@@ -30,7 +30,7 @@ def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
 
 def cannot_store(cause: sqlite3.Error) -> StorageFailed:
     """Return the error for a write; a new one for each caller, because raising adds to its traceback."""
-    failure = _failure("store anything now", cause)
+    failure = _error_for("store anything now", cause)
     failure.__cause__ = cause
     return failure
 
@@ -38,16 +38,16 @@ def cannot_store(cause: sqlite3.Error) -> StorageFailed:
 def cannot_read(cause: sqlite3.Error) -> StorageFailed:
     """Log a failed read, and return the error for its caller."""
     log.error("database not readable", extra={"reason": str(cause)})
-    return _failure("read what it has stored", cause)
+    return _error_for("read what it has stored", cause)
 
 
-def _failure(what: str, cause: BaseException) -> StorageFailed:
+def _error_for(what: str, cause: BaseException) -> StorageFailed:
     # If SQLite rolled the transaction back by itself, the reason is further down the chain of causes.
-    reasons, first = _OF_DISK | _BUSY, cause
+    reasons, found = _OF_DISK | _BUSY, cause
     for _ in range(10):  # bounded, because causes can form a cycle
-        if primary_code(first) not in reasons and first.__cause__:
-            first = first.__cause__
-    code = primary_code(first)
+        if primary_code(found) not in reasons and found.__cause__:
+            found = found.__cause__
+    code = primary_code(found)
     kinds = {sqlite3.SQLITE_FULL: DiskFull, sqlite3.SQLITE_BUSY: DatabaseBusy}
     why = reasons.get(code, _UNKNOWN)
     return kinds.get(code, StorageFailed)(f"The server cannot {what}: {why}.", detail=str(cause))

@@ -18,14 +18,16 @@ from agentsvc.storage.queries import Queryable
 from agentsvc.storage.vault import Vault
 
 _KEY_ID: Final = "master_key_id"
-_MISSING: Final = "missing, and what it has sealed cannot be read"
-_ANOTHER: Final = "not the one that sealed what this database holds"
+_MISSING: Final = "missing, and the values it sealed cannot be read"
+_ANOTHER: Final = "not the one that sealed the values in this database"
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
-_BEGIN_ANEW: Final = (
-    "restore a backup into another directory; to begin anew, move `instance-id` away, too:"
+_START_OVER: Final = (
+    "restore a backup into another directory; to start over, move `instance-id` away, too:"
     " sandboxes that run are left alone then"
 )
-_UNFINISHED: Final = "a change of the key broke off; finish it with `agentsvc keys rotate-master`"
+_UNFINISHED: Final = (
+    "a change of the key was interrupted; finish it with `agentsvc keys rotate-master`"
+)
 _SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
     ("settings", "sealed"): "settings/{user_id}",
     ("secrets", "sealed"): "secrets/{user_id}/{kind}/{name}",
@@ -69,8 +71,8 @@ class Installation:
         """
         if data_directory.instance_id.exists() and not _has_content(data_directory.database):
             raise StartFailed(
-                f"the database {data_directory.database} is missing, and what it knew of would be removed",
-                hint=_BEGIN_ANEW,
+                f"the database {data_directory.database} is missing, and all its sandboxes would be removed",
+                hint=_START_OVER,
             )
         if data_directory.instance_id.exists() and not data_directory.master_key.exists():
             raise _wrong_key(data_directory, _MISSING)
@@ -108,13 +110,13 @@ class Installation:
                 replace_private(file, text)
         except OSError as exc:
             raise StartFailed(
-                f"the id of this installation cannot be read or made ({exc.strerror}): {file}",
+                f"the id of this installation cannot be read or created ({exc.strerror}): {file}",
                 hint=hint_against(exc),
             ) from exc
         if not _ID.fullmatch(text):
             raise StartFailed(
                 f"the file does not hold the id of an installation, 32 hex digits: {file}",
-                hint="restore it from a copy; once it is moved away a new id is made at the next"
+                hint="restore it from a copy; once it is moved away a new id is created at the next"
                 " start, and the sandboxes that run now are no longer found",
             )
         return text
@@ -130,14 +132,14 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
     database = await Database.open(data_directory.database)
     try:
         new = Vault.open(data_directory.next_master_key)
-        if await _recorded(database) != new.key_id:
+        if await _read_key_id(database) != new.key_id:
             old = await _open_vault(database, data_directory)
-            await database.write(lambda tx: _seal_anew(tx, old, new))
+            await database.write(lambda tx: _reseal(tx, old, new))
     finally:
         await database.close()
     former = data_directory.master_key.with_name(f"{data_directory.master_key.name}.former")
     if data_directory.master_key.exists():
-        _keep_earlier(former)
+        _rename_earlier(former)
         data_directory.master_key.replace(former)
     data_directory.next_master_key.replace(data_directory.master_key)
     return former
@@ -152,14 +154,14 @@ def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
         raise _wrong_key(data_directory, _ANOTHER)
 
 
-def _keep_earlier(former: Path) -> None:
+def _rename_earlier(former: Path) -> None:
     """Rename the key before the former one, because backups may need it."""
     if former.exists():
         names = (former.with_name(f"{former.name}.{number}") for number in itertools.count(1))
         former.rename(next(name for name in names if not name.exists()))
 
 
-async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
+async def _reseal(tx: Transaction, old: Vault, new: Vault) -> None:
     for (table, column), context in (await _sealed_columns(tx)).items():
         # One row at a time: a whole table may exceed the memory.
         find = ("SELECT rowid FROM", table, "WHERE", column, "IS NOT NULL")
@@ -183,7 +185,7 @@ async def _open_vault(database: Database, data_directory: DataDirectory) -> Vaul
     vault = Vault.open(data_directory.master_key)
     if known and vault.key_id not in known:
         raise _wrong_key(data_directory, _ANOTHER)
-    await _record(database, vault.key_id)
+    await _record_key_id(database, vault.key_id)
     return vault
 
 
@@ -195,7 +197,7 @@ async def _sealed_by(db: Queryable) -> set[str]:
     )
     if not await db.one(" ".join(("SELECT 1 FROM (", sealed, ") LIMIT 1"))):
         return set()
-    if recorded := await _recorded(db):
+    if recorded := await _read_key_id(db):
         return {recorded}
     # Earlier versions did not record it; bytes two to five of a sealed value are its key's id.
     key_ids = ("SELECT DISTINCT lower(hex(substr(sealed, 2, 4))) FROM (", sealed, ")")
@@ -208,12 +210,12 @@ async def _sealed_columns(db: Queryable) -> dict[tuple[str, str], str]:
     return {**_SEALED_COLUMNS, **{(f'"{name}"', "sealed"): "{sealed_as}" for name in tables}}
 
 
-async def _recorded(db: Queryable) -> str | None:
+async def _read_key_id(db: Queryable) -> str | None:
     return await db.value("SELECT value FROM installation WHERE name = :name", {"name": _KEY_ID})
 
 
-async def _record(database: Database, key_id: str) -> None:
-    if await _recorded(database) != key_id:
+async def _record_key_id(database: Database, key_id: str) -> None:
+    if await _read_key_id(database) != key_id:
         row = {"name": _KEY_ID, "value": key_id}
         update = "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
         await database.write(lambda tx: tx.insert("installation", row, update))

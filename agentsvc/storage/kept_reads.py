@@ -13,8 +13,8 @@ class KeptReads:
 
     def __init__(self, find_version: Callable[[], int]) -> None:
         self._find_version = find_version
-        self._recent = _Recent()
-        self._has_looked = False
+        self._cache = _Cache()
+        self._is_checked = False
 
     async def get[T](
         self,
@@ -23,36 +23,36 @@ class KeptReads:
         weigh: Callable[[T], int] | None,
     ) -> T:
         """Return the cached result of a key, or read and cache it; see `Database.keep`."""
-        recent = self._now()
-        if key not in recent:
-            made = await read()
-            recent.add(key, made, weigh(made) if weigh else 1)
-            return made
-        kept: T = recent[key]
+        cache = self._current()
+        if key not in cache:
+            result = await read()
+            cache.add(key, result, weigh(result) if weigh else 1)
+            return result
+        kept: T = cache[key]
         return kept
 
     def forget(self) -> None:
         """Drop all cached results."""
-        self._recent = _Recent()
+        self._cache = _Cache()
 
-    def _now(self) -> "_Recent":
+    def _current(self) -> "_Cache":
         """Return the cache; empty it first if the database has changed.
 
         The version is read once per turn of the event loop: requests in one turn were sent before it.
         """
-        if not self._has_looked:
-            self._has_looked = True
+        if not self._is_checked:
+            self._is_checked = True
             asyncio.get_running_loop().call_soon(self._check_version)
             version = self._find_version()
-            if version != self._recent.version:
-                self._recent = _Recent(version)
-        return self._recent
+            if version != self._cache.version:
+                self._cache = _Cache(version)
+        return self._cache
 
     def _check_version(self) -> None:
-        self._has_looked = False
+        self._is_checked = False
 
 
-class _Recent(dict[tuple[object, ...], Any]):
+class _Cache(dict[tuple[object, ...], Any]):
     """The results of one version of the database."""
 
     def __init__(self, version: int | None = None) -> None:
@@ -60,11 +60,11 @@ class _Recent(dict[tuple[object, ...], Any]):
         self.version = version
         self._weight = 0
 
-    def add(self, key: tuple[object, ...], made: object, weight: int) -> None:
+    def add(self, key: tuple[object, ...], result: object, weight: int) -> None:
         """Add a result, unless it is too large; may evict all others."""
         if self._weight + weight > _MAX:
             self.clear()
             self._weight = 0
         if weight <= _MAX:
-            self[key] = made
+            self[key] = result
             self._weight += weight + 1

@@ -18,7 +18,7 @@ BLOCK: Final = 512
 SPARSE: Final = "$(tar --version 2>/dev/null | grep -q GNU && echo --sparse)"
 """A shell expression that lets `tar` skip the holes of files instead of reading terabytes of zeros."""
 
-_PART: Final = 256 * 1024
+_CHUNK: Final = 256 * 1024
 _HEADER_MAX: Final = 64 * 1024
 """The maximum size of an extended header: names of 4096 bytes, and other metadata."""
 _HEADERS_MAX: Final = 8
@@ -72,7 +72,7 @@ class Gunzip:
         while True:
             if self._zlib.eof and not self._begin_next():
                 return b""
-            self._data = self._data or self._source.read(_PART)
+            self._data = self._data or self._source.read(_CHUNK)
             if not self._data:
                 raise BadTar("it ends too early")
             try:
@@ -85,7 +85,7 @@ class Gunzip:
 
     def _begin_next(self) -> bool:
         """Start the next gzip member; return whether there is one."""
-        self._data = self._zlib.unused_data or self._source.read(_PART)
+        self._data = self._zlib.unused_data or self._source.read(_CHUNK)
         if self._data:
             self._members += 1
             self._zlib = zlib.decompressobj(_GZIP)
@@ -139,29 +139,29 @@ class TarStream:
 
     def __init__(self, source: Readable) -> None:
         self._source = source
-        self._left = 0
+        self._remaining = 0
         self._padding = 0
 
     def __iter__(self) -> Iterator[Member]:
         """Yield each member; unread content is skipped."""
         while (member := self._next()) is not None:
             yield member
-            while self.read(_PART):
+            while self.read(_CHUNK):
                 pass
-            self._exactly(self._padding)
+            self._read_exactly(self._padding)
             self._padding = 0
         self._read_tail()
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes of the current member's content; empty at its end."""
-        data = self._exactly(min(size, self._left, _PART))
-        self._left -= len(data)
+        data = self._read_exactly(min(size, self._remaining, _CHUNK))
+        self._remaining -= len(data)
         return data
 
     def parts(self, member: Member) -> Iterator[bytes]:
         """Yield the content of the current member with its holes filled with zeros."""
         if member.segments is None:
-            while part := self.read(_PART):
+            while part := self.read(_CHUNK):
                 yield part
             return
         at = 0
@@ -177,12 +177,12 @@ class TarStream:
     def _next(self) -> Member | None:
         records: dict[bytes, bytes] = {}
         for number in range(_HEADERS_MAX + 1):
-            block = self._exactly(BLOCK)
+            block = self._read_exactly(BLOCK)
             if not block.strip(b"\0"):
                 if number:
                     raise BadTar("an extended header belongs to nothing")
                 return None
-            _check_sum(block)
+            _verify_checksum(block)
             kind, size = block[156:157], _number(block[124:136])
             if kind not in _HEADERS:
                 return self._member(block, kind, size, records)
@@ -192,15 +192,15 @@ class TarStream:
     def _member(self, block: bytes, kind: bytes, size: int, records: dict[bytes, bytes]) -> Member:
         if b"size" in records:
             size = _decimal(records[b"size"])
-        self._left = 0 if kind in _WITHOUT_CONTENT else size
-        self._padding = -self._left % BLOCK
-        name, real, segments = _name(block, records), self._left, None
+        self._remaining = 0 if kind in _WITHOUT_CONTENT else size
+        self._padding = -self._remaining % BLOCK
+        name, real, segments = _name(block, records), self._remaining, None
         if kind == _SPARSE:
             real, segments = _number(block[483:495]), self._old_segments(block)
         elif any(key.startswith(b"GNU.sparse.") for key in records):
             name, real, segments = self._new_segments(name, records)
         if segments is not None:
-            _check_segments(segments, real, self._left)
+            _check_segments(segments, real, self._remaining)
         found = _KINDS.get(kind, MemberKind.OTHER)
         if kind in b"\x000" and name.endswith("/"):
             found = MemberKind.DIRECTORY
@@ -208,7 +208,7 @@ class TarStream:
             name=name,
             kind=found,
             size=real,
-            stored=self._left,
+            stored=self._remaining,
             mode=_number(block[100:108]),
             mtime=_seconds(block, records),
             target=_text(records.get(b"linkpath", block[157:257])),
@@ -218,7 +218,7 @@ class TarStream:
     def _header(self, size: int) -> bytes:
         if size > _HEADER_MAX:
             raise BadTar("an extended header is too long")
-        return self._exactly(size + -size % BLOCK)[:size]
+        return self._read_exactly(size + -size % BLOCK)[:size]
 
     def _old_segments(self, block: bytes) -> array[int]:
         """Parse the map of a sparse file in GNU tar's old format, in the header and following blocks."""
@@ -230,7 +230,7 @@ class TarStream:
                 return segments
             if len(segments) >= 2 * _SEGMENTS_MAX:
                 raise BadTar("a sparse file has too many parts")
-            block = self._exactly(BLOCK)
+            block = self._read_exactly(BLOCK)
             table, count, more = block[:504], 21, block[504]
 
     def _new_segments(self, name: str, records: dict[bytes, bytes]) -> tuple[str, int, array[int]]:
@@ -266,15 +266,15 @@ class TarStream:
     def _read_tail(self) -> None:
         """Read to the end, so that the decompressor verifies the checksum."""
         left = _TAIL_MAX
-        while part := self._source.read(_PART):
+        while part := self._source.read(_CHUNK):
             left -= len(part)
             if left < 0:
                 raise BadTar("too much follows its end")
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         parts = []
         while size > 0:
-            part = self._source.read(min(size, _PART))
+            part = self._source.read(min(size, _CHUNK))
             if not part:
                 raise BadTar("it ends too early")
             parts.append(part)
@@ -309,11 +309,11 @@ def stays_inside(name: str, target: str) -> bool:
 
 def _zeros(count: int) -> Iterator[bytes]:
     while count > 0:
-        yield bytes(min(count, _PART))
-        count -= _PART
+        yield bytes(min(count, _CHUNK))
+        count -= _CHUNK
 
 
-def _check_sum(block: bytes) -> None:
+def _verify_checksum(block: bytes) -> None:
     said = _number(block[148:156])
     rest = block[:148] + b" " * 8 + block[156:]
     # Old programs added the bytes as signed values.
@@ -380,7 +380,7 @@ def _records(data: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def _nothing(data: bytes) -> dict[bytes, bytes]:
+def _ignored_records(data: bytes) -> dict[bytes, bytes]:
     """Validate and ignore a global header: no legitimate archive depends on it."""
     _records(data)
     return {}
@@ -389,7 +389,7 @@ def _nothing(data: bytes) -> dict[bytes, bytes]:
 _HEADERS: Final[Mapping[bytes, Callable[[bytes], dict[bytes, bytes]]]] = {
     _EXTENDED[:1]: _records,
     _EXTENDED[1:]: _records,
-    _GLOBAL: _nothing,
+    _GLOBAL: _ignored_records,
     _LONG_NAME: lambda data: {b"path": data.split(b"\0", 1)[0]},
     _LONG_TARGET: lambda data: {b"linkpath": data.split(b"\0", 1)[0]},
 }

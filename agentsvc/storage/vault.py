@@ -61,7 +61,7 @@ class Vault:
             text = key_file.read_bytes()
         except OSError as exc:
             raise StartFailed(
-                f"the master key cannot be read or made ({exc.strerror}): {key_file}",
+                f"the master key cannot be read or created ({exc.strerror}): {key_file}",
                 hint=hint_against(exc),
                 detail=str(exc),
             ) from exc

@@ -129,7 +129,7 @@ class FakeSandbox:
 
     def _run(self, workload: Workload) -> None:
         code = workload.run()
-        if workload is self.workload:  # nobody stopped it
+        if workload is self.workload:  # it exited by itself
             self.phase, self.exit_code = Phase.FAILED, code
             self.reason = f"the command exited with code {code}"
 

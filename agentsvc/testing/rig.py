@@ -265,16 +265,16 @@ class LoopWatch:
             await work
             await asyncio.sleep(0)
         finally:
-            self._note()
+            self._record()
             if self._timer is not None:
                 self._timer.cancel()
         return self._longest
 
     def _tick(self) -> None:
-        self._note()
+        self._record()
         self._timer = asyncio.get_running_loop().call_later(0.005, self._tick)
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         now = monotonic()
         self._longest = max(self._longest, now - self._last)
         self._last = now

@@ -328,7 +328,7 @@ def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: 
     connection.close()
     result = call("db", "check", "--data-dir", data_dir)
     assert result.exit_code == 1
-    assert "a row of `settings` points to one of `users` that is not there" in result.stdout
+    assert "a row of `settings` references a missing row of `users`" in result.stdout
     assert "error: the database is damaged: " in result.stderr
     refused = call("backup", tmp_path / "b.tar.gz", "--data-dir", data_dir)
     assert refused.exit_code == 1

@@ -105,7 +105,7 @@ async def test_the_plugin_of_the_guide_adds_to_a_server(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"extensions": {"notes": {"days": 1}}}, "settings of the plugin `notes` do not fit"),
+        ({"extensions": {"notes": {"days": 1}}}, "settings of the plugin `notes` are invalid"),
         ({"extensions": {"nobody": {}}}, "plugins that are not there: nobody"),
     ],
 )
@@ -123,7 +123,7 @@ async def test_settings_that_do_not_fit_stop_the_start(
     [
         ('prefix = "/api/notes"', 'prefix = "notes"', "begins with a slash"),
         ('path="/{note_id}"', 'path="/../v1/users/me"', "already"),
-        ("plugin_notes_notes (id", "notes (id", "makes or drops the table `notes`"),
+        ("plugin_notes_notes (id", "notes (id", "creates or drops the table `notes`"),
         ("CREATE TABLE plugin", "CREATE VIEW plugin_notes_v AS SELECT 1; --", "the view"),
     ],
 )

@@ -55,7 +55,7 @@ NEVER_UNKNOWN = {
 
 JSON = {"Content-Type": "application/json"}
 LIMIT = 10 * 1024 * 1024
-NOT_TOLD = "The value is not of the type that is described"
+NOT_TOLD = "The value does not match its type in the API description"
 """What is said where the reason was not found, which would be a bug."""
 OF_PYTHON = re.compile(
     r"\b(str|int|float|bool|dict|list|tuple|None|NoneType|regex|struct|msgspec)\b|\\A|\^\["

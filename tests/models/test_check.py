@@ -157,12 +157,27 @@ async def test_a_name_that_leads_inside_is_not_followed(
         ("bedrock/x", None, CheckOutcome.UNTESTED, "`bedrock` cannot be tested here"),
         ("anthropic/x", "https://p.example", CheckOutcome.UNTESTED, "behind a base URL cannot"),
         ("hosted_vllm/x", None, CheckOutcome.UNTESTED, "cannot be tested here"),
-        ("openai/x", "models.example/v1", CheckOutcome.FAILED, "The base URL is none"),
-        ("openai/x", "ftp://models.example/v1", CheckOutcome.FAILED, "The base URL is none"),
-        ("openai/x", "https://me:pw@models.example", CheckOutcome.FAILED, "The base URL is none"),
-        ("openai/x", "http://[", CheckOutcome.FAILED, "The base URL is none"),
-        ("openai/x", "http://300.1.1.1", CheckOutcome.FAILED, "cannot be meant"),
-        ("openai/x", "http://[fe80::1%25lo]/", CheckOutcome.FAILED, "cannot be meant"),
+        ("openai/x", "models.example/v1", CheckOutcome.FAILED, "The base URL is invalid"),
+        ("openai/x", "ftp://models.example/v1", CheckOutcome.FAILED, "The base URL is invalid"),
+        (
+            "openai/x",
+            "https://me:pw@models.example",
+            CheckOutcome.FAILED,
+            "The base URL is invalid",
+        ),
+        ("openai/x", "http://[", CheckOutcome.FAILED, "The base URL is invalid"),
+        (
+            "openai/x",
+            "http://300.1.1.1",
+            CheckOutcome.FAILED,
+            "The host of the base URL is invalid",
+        ),
+        (
+            "openai/x",
+            "http://[fe80::1%25lo]/",
+            CheckOutcome.FAILED,
+            "The host of the base URL is invalid",
+        ),
     ],
 )
 async def test_what_cannot_be_asked_is_said(

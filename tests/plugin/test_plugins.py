@@ -413,7 +413,9 @@ def test_what_is_no_extension_is_told_with_its_plugin(offered: object) -> None:
 
     host = PluginHost()
     host.add("odd", Odd(), version="", origin="here")
-    with pytest.raises(StartFailed, match=r"Plugin `odd` offers `.*`, which is no Extension"):
+    with pytest.raises(
+        StartFailed, match=r"Plugin `odd` offers `.*`, which is not a subclass of Extension"
+    ):
         make_extensions(host, Config())
 
 

@@ -90,12 +90,12 @@ def test_a_file_that_holds_no_key_stops_the_start(key_file: Path, text: bytes) -
 
 def test_a_key_file_that_cannot_be_read_stops_the_start(key_file: Path) -> None:
     key_file.mkdir()
-    with pytest.raises(StartFailed, match=r"cannot be read or made \(Is a directory\)"):
+    with pytest.raises(StartFailed, match=r"cannot be read or created \(Is a directory\)"):
         Vault.open(key_file)
 
 
 def test_a_key_file_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match="cannot be read or made"):
+    with pytest.raises(StartFailed, match="cannot be read or created"):
         Vault.open(tmp_path / "absent" / "master.key")
 
 

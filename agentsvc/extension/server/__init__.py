@@ -115,7 +115,7 @@ def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extensi
     known = {plugin.name for plugin in host.plugins()} | {plugin.name for plugin in bundled()}
     if unknown := config.extensions.keys() - known - set(config.plugins.disable):
         raise StartFailed(
-            f"There are settings for plugins that are not there: {listed(unknown)}",
+            f"There are settings for unknown plugins: {listed(unknown)}",
             hint=f"remove [extensions.{min(unknown)}], or install the plugin",
         )
     made = [(name, _make(name, kind, config)) for name, kind in host.extensions()]
@@ -134,7 +134,9 @@ def git_hosts_of(extensions: list[tuple[str, Extension[Any]]]) -> dict[Provider,
 def _make(name: str, kind: object, config: Config) -> Extension[Any]:
     if not (isinstance(kind, type) and issubclass(kind, Extension)):
         offered = getattr(kind, "__name__", kind)
-        raise StartFailed(f"Plugin `{name}` offers `{offered}`, which is no Extension")
+        raise StartFailed(
+            f"Plugin `{name}` offers `{offered}`, which is not a subclass of Extension"
+        )
     return kind(settings_of(config, name, kind.Config))
 
 
@@ -145,12 +147,12 @@ def mount_extension(app: web.Application, name: str, extension: Extension[Any]) 
         for route in extension.routes()
     ]
     if not all(route.path.startswith("/") for route in routes):
-        raise StartFailed(f"Plugin `{name}` has routes and no `prefix` that begins with a slash")
+        raise StartFailed(f"Plugin `{name}` has routes, but no `prefix` that begins with a slash")
     taken = {(route.method, route.path) for route in mounted(app)}
     for route in routes:
         if (route.method, route.path) in taken:
             raise StartFailed(
-                f"Plugin `{name}` has the route {route.method} {route.path}, which there is already"
+                f"Plugin `{name}` has the route {route.method} {route.path}, which exists already"
             )
     mount(app, routes)
     extension.install(app)

@@ -81,7 +81,7 @@ async def _relay(host: str, port: int, to_host: str, to_port: int) -> None:
             writer.transport.abort()
             return
         try:
-            await asyncio.gather(_carry(reader, far_writer), _carry(far_reader, writer))
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
         finally:
             far_writer.transport.abort()
             writer.transport.abort()
@@ -89,7 +89,7 @@ async def _relay(host: str, port: int, to_host: str, to_port: int) -> None:
     await asyncio.start_server(serve, host, port)
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await reader.read(_CHUNK):
             writer.write(data)

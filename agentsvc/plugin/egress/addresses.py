@@ -169,7 +169,7 @@ def _to_ascii(text: str) -> str:
         except UnicodeError as exc:
             raise BadHost("it is not a host's name") from exc
     if not name:
-        raise BadHost("it names no host")
+        raise BadHost("it is empty")
     return name
 
 
@@ -185,7 +185,7 @@ def _parse_ipv4(name: str) -> Address:
 
 def _parse_ipv6(text: str) -> Address:
     if "%" in text:
-        raise BadHost("an address with a zone is not reached from here")
+        raise BadHost("an address with a zone is not supported")
     try:
         return ipaddress.IPv6Address(text)
     except ValueError as exc:

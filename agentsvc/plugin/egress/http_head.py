@@ -71,7 +71,7 @@ def _parse_plain(method: str, target: str, lines: list[bytes]) -> RequestHead:
     cut = min((at for mark in "/?#" if (at := rest.find(mark)) >= 0), default=len(rest))
     authority, path = rest[:cut], rest[cut:].partition("#")[0]
     if "@" in authority or "\\" in authority:
-        raise BadHead("its URL carries a user name")
+        raise BadHead("its URL contains a user name")
     name, port = split_port(authority)
     host = parse_host(name)
     if not path.startswith("/"):

@@ -146,8 +146,8 @@ def parse_policy(
     return Policy(
         mode=Mode(mode),
         allow=tuple(parse_pattern(text) for text in allow_hosts),
-        needed=_known(needed),
-        models=_known(models),
+        needed=_normalized(needed),
+        models=_normalized(models),
     )
 
 
@@ -187,7 +187,7 @@ def order_addresses(found: Sequence[Address]) -> list[Address]:
     return sorted(dict.fromkeys(found), key=lambda address: address.version)
 
 
-def _known(hosts: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+def _normalized(hosts: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
     return frozenset((str(parse_host(host)), port) for host, port in hosts)
 
 
@@ -198,7 +198,7 @@ def _parse_pattern(text: str) -> Pattern:
     if rest.startswith("*."):
         name = parse_host(rest[2:])
         if not isinstance(name, str) or "." not in name:
-            raise BadHost("a wildcard stands before a domain, such as `*.example.org`")
+            raise BadHost("a wildcard must precede a domain, such as `*.example.org`")
         return Pattern(name=name, is_wildcard=True, port=port)
     host = parse_host(rest)
     if isinstance(host, str):

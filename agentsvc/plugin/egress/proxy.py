@@ -143,20 +143,20 @@ class Proxy:
             async with asyncio.timeout(self._limits.connect_seconds):
                 far_reader, far_writer = await self._connect(head)
         except _Denied as exc:
-            self._note("egress denied", head, str(exc))
-            text = f"{head.host}:{head.port} is not reached from this sandbox: {exc}"
-            await self._answer(reader, writer, "403 Forbidden by allow_hosts", text)
+            self._log_connection("egress denied", head, str(exc))
+            text = f"{head.host}:{head.port} is blocked by this sandbox's network policy: {exc}"
+            await self._respond(reader, writer, "403 Forbidden by allow_hosts", text)
         except (_Unreachable, TimeoutError) as exc:
             reason = str(exc) or "it does not answer"
-            self._note("egress failed", head, reason)
+            self._log_connection("egress failed", head, reason)
             text = f"{head.host}:{head.port} cannot be reached: {reason}"
-            await self._answer(reader, writer, "502 Bad Gateway", text)
+            await self._respond(reader, writer, "502 Bad Gateway", text)
         else:
             # Connections to required hosts, mostly this server, are too frequent to log.
             if not self.policy.is_needed(head.host, head.port):
-                self._note("egress allowed", head, "")
+                self._log_connection("egress allowed", head, "")
             try:
-                await self._pass(head, reader, writer, far_reader, far_writer)
+                await self._forward(head, reader, writer, far_reader, far_writer)
             finally:
                 far_writer.transport.abort()
 
@@ -167,14 +167,14 @@ class Proxy:
             async with asyncio.timeout(self._limits.head_seconds):
                 return parse_head(await reader.readuntil(b"\r\n\r\n"))
         except (BadHead, BadHost) as exc:
-            status, text = "400 Bad Request", f"this request cannot be passed on: {exc}"
+            status, text = "400 Bad Request", f"this request cannot be forwarded: {exc}"
         except asyncio.LimitOverrunError:
             status, text = "431 Request Header Fields Too Large", "its headers are too long"
         except TimeoutError:
             status, text = "408 Request Timeout", "no request came in time"
         except asyncio.IncompleteReadError:
             return None
-        await self._answer(reader, writer, status, text)
+        await self._respond(reader, writer, status, text)
         return None
 
     async def _connect(
@@ -185,11 +185,11 @@ class Proxy:
             raise _Denied(reason)
         addresses = order_addresses(await self._addresses(head))[:_ADDRESSES_MAX]
         reasons = {at: self.policy.refuse_address(head.host, head.port, at) for at in addresses}
-        open_to = [address for address, reason in reasons.items() if not reason]
-        if not open_to:
+        allowed = [address for address, reason in reasons.items() if not reason]
+        if not allowed:
             raise _Denied(next(iter(reasons.values())))
         last: OSError | None = None
-        for address in open_to:
+        for address in allowed:
             source = self._sources.get(head.port, "") if address in _LOOPBACK else ""
             local = (source, 0) if source else None
             try:
@@ -206,12 +206,12 @@ class Proxy:
         try:
             found = await self._resolver.resolve(head.host, self._lookups)
         except (OSError, UnicodeError) as exc:
-            raise _Unreachable("its name is not known") from exc
+            raise _Unreachable("its name cannot be resolved") from exc
         if not found:
-            raise _Unreachable("its name is not known")
+            raise _Unreachable("its name cannot be resolved")
         return found
 
-    async def _pass(
+    async def _forward(
         self,
         head: RequestHead,
         reader: asyncio.StreamReader,
@@ -223,16 +223,16 @@ class Proxy:
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         else:
             far_writer.write(head.forward)
-        clock = _Clock(self._limits.idle_seconds)
+        timer = _Timer(self._limits.idle_seconds)
         async with asyncio.TaskGroup() as both:
-            upward = both.create_task(_copy(reader, far_writer, clock))
-            await _copy(far_reader, writer, clock)
+            upward = both.create_task(_copy(reader, far_writer, timer))
+            await _copy(far_reader, writer, timer)
             upward.cancel()
         writer.close()
         async with asyncio.timeout(self._limits.idle_seconds):
             await writer.wait_closed()
 
-    async def _answer(
+    async def _respond(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: str, text: str
     ) -> None:
         writer.write(refusal(status, text))
@@ -244,7 +244,7 @@ class Proxy:
             while await reader.read(_CHUNK):
                 pass
 
-    def _note(self, message: str, head: RequestHead, reason: str) -> None:
+    def _log_connection(self, message: str, head: RequestHead, reason: str) -> None:
         # The sandbox controls how often this is called.
         now = asyncio.get_running_loop().time()
         if now - self._log_since > _LOG_SECONDS:
@@ -266,40 +266,40 @@ class Proxy:
             )
 
 
-class _Clock:
+class _Timer:
     """The idle timer of a connection, shared by both directions."""
 
     def __init__(self, idle_seconds: float) -> None:
         self.idle_seconds = idle_seconds
         self.at = asyncio.get_running_loop().time()
 
-    def touch(self) -> None:
+    def reset(self) -> None:
         """Reset the timer."""
         self.at = asyncio.get_running_loop().time()
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Return the seconds until the connection times out."""
         return self.at + self.idle_seconds - asyncio.get_running_loop().time()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: _Clock) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timer: _Timer) -> None:
     """Forward bytes until the reader ends; the other direction may continue."""
-    while data := await _read(reader, clock):
+    while data := await _read(reader, timer):
         writer.write(data)
-        async with asyncio.timeout(clock.idle_seconds):
+        async with asyncio.timeout(timer.idle_seconds):
             await writer.drain()
     if writer.can_write_eof() and not writer.is_closing():
         writer.write_eof()
 
 
-async def _read(reader: asyncio.StreamReader, clock: _Clock) -> bytes:
+async def _read(reader: asyncio.StreamReader, timer: _Timer) -> bytes:
     while True:
         try:
-            async with asyncio.timeout(max(clock.left(), 0.0)):
+            async with asyncio.timeout(max(timer.remaining(), 0.0)):
                 data = await reader.read(_CHUNK)
         except TimeoutError:
-            if clock.left() > 0:
+            if timer.remaining() > 0:
                 continue
             raise
-        clock.touch()
+        timer.reset()
         return data

@@ -56,8 +56,8 @@ class Relay:
         """Forward a loopback port to a unix socket; with a target, through the proxy behind it."""
         listener = socket.create_server(("127.0.0.1", port), backlog=64)
         listener.setblocking(False)
-        ask = f"CONNECT {target} HTTP/1.1\r\n\r\n".encode() if target else b""
-        self._targets[listener] = (path, ask)
+        request = f"CONNECT {target} HTTP/1.1\r\n\r\n".encode() if target else b""
+        self._targets[listener] = (path, request)
         self._selector.register(listener, selectors.EVENT_READ, None)
 
     def admit(self, listener: socket.socket, port: int) -> None:
@@ -67,7 +67,7 @@ class Relay:
         self._selector.register(listener, selectors.EVENT_READ, None)
 
     def open(self, arguments: Iterable[str]) -> None:
-        """Listen as the arguments say; log those that fail to stderr."""
+        """Listen as the arguments say; report failures on stderr."""
         for argument in arguments:
             port, _, rest = argument.partition("=")
             if port.startswith("@"):
@@ -94,7 +94,7 @@ class Relay:
             if key.data is None:
                 self._accept(key.fileobj)  # type: ignore[arg-type]  # a listener
             elif isinstance(key.data, RelayEnd):
-                self._move(key.data, events)
+                self._transfer(key.data, events)
             else:
                 key.data()
 
@@ -115,7 +115,7 @@ class Relay:
         if self._pairs >= _PAIRS_MAX:
             near.close()
             return
-        target, ask = self._targets[listener]
+        target, request = self._targets[listener]
         address = target if isinstance(target, str) else ("127.0.0.1", target)
         family = socket.AF_UNIX if isinstance(target, str) else socket.AF_INET
         try:
@@ -136,15 +136,15 @@ class Relay:
         self._pairs += 1
         one, two = RelayEnd(near), RelayEnd(far)
         one.other, two.other = two, one
-        if ask:
-            two.waiting, two.answer = ask, b""
+        if request:
+            two.waiting, two.answer = request, b""
         for side in (one, two):
             self._selector.register(side.link, selectors.EVENT_READ | selectors.EVENT_WRITE, side)
-            self._settle(side)
+            self._update_events(side)
 
-    def _move(self, side: RelayEnd, events: int) -> None:
+    def _transfer(self, side: RelayEnd, events: int) -> None:
         if side.link.fileno() < 0:
-            return  # dropped since these events were told
+            return  # closed after these events were reported
         try:
             if events & selectors.EVENT_WRITE and side.waiting:
                 sent = side.link.send(side.waiting)
@@ -163,8 +163,8 @@ class Relay:
         if not (side.is_open or side.other.is_open or side.waiting or side.other.waiting):
             self._drop(side)
             return
-        self._settle(side)
-        self._settle(side.other)
+        self._update_events(side)
+        self._update_events(side.other)
 
     def _read(self, side: RelayEnd) -> None:
         data = side.link.recv(_BUFFER_MAX)
@@ -185,7 +185,7 @@ class Relay:
         elif len(side.answer) > _HEAD_MAX:
             raise OSError
 
-    def _settle(self, side: RelayEnd) -> None:
+    def _update_events(self, side: RelayEnd) -> None:
         wanted = side.wanted()
         is_registered = side.link in self._selector.get_map()
         if not wanted:

@@ -29,17 +29,17 @@ class Resolver:
         await slots.acquire()
         loop = asyncio.get_running_loop()
 
-        def give_back(_: object) -> None:
+        def release(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed before the thread ended
                 loop.call_soon_threadsafe(slots.release)
 
         try:
-            looking = self._threads.submit(_look_up, name)
+            lookup = self._threads.submit(_look_up, name)
         except BaseException:
             slots.release()
             raise
-        looking.add_done_callback(give_back)
-        return await asyncio.wrap_future(looking)
+        lookup.add_done_callback(release)
+        return await asyncio.wrap_future(lookup)
 
     def close(self) -> None:
         """Shut down the threads; those with a running lookup end with it."""

@@ -153,7 +153,7 @@ async def test_a_listed_host_that_is_not_there_is_a_bad_gateway() -> None:
     async with open_proxy(listing(target.port), table) as (_, port):
         assert b" 502 " in (await connect(port, f"up.example.org:{target.port}")).splitlines()[0]
         unknown = await connect(port, f"unknown.example.org:{target.port}")
-        assert b"its name is not known" in unknown
+        assert b"its name cannot be resolved" in unknown
 
 
 @pytest.mark.parametrize(
