@@ -49,7 +49,7 @@ def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _raise_signals() -> None:
-    """Terminate by the signal itself: systemd counts that as success, and any non-zero exit code as failure."""
+    """Terminate by the signal itself, which systemd counts as success, unlike any exit code but 0."""
     for number in _signals:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)

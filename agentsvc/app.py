@@ -444,7 +444,7 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _recovery(app: web.Application) -> AsyncIterator[None]:
-    """Resume what was unfinished when the last server ended; at shutdown, stop sandboxes if configured."""
+    """Resume unfinished work of the last server; at shutdown, stop sandboxes if configured."""
     conversations, sandboxes = app[keys.CONVERSATIONS], app[keys.SANDBOXES]
     app[keys.USER_DELETIONS] = UserDeletions(
         db=app[keys.DATABASE],

@@ -121,7 +121,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
             repeats.add(record)
 
     def write_soon(self, level: int, logger: str, message: str, facts: dict[str, Any]) -> None:
-        """Write a line in a batch at the end of this turn of the event loop, or before the next record."""
+        """Write a line at the end of this turn of the event loop, or before the next record."""
         if request_id := CURRENT_REQUEST.get():
             facts["request_id"] = request_id
         name = logging.getLevelName(level)

@@ -22,7 +22,7 @@ class Throttle:
         return self.reserve(caller, 1, max_wait_seconds=0)[1]
 
     def reserve(self, caller: object, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
-        """Take tokens in advance; return the seconds until they are available, and whether they were taken.
+        """Take tokens in advance; return the seconds until they are free, and whether they were taken.
 
         They are not taken if the wait exceeds `max_wait_seconds`, unless the caller's bucket is full: then
         any number is granted.

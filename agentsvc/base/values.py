@@ -95,7 +95,7 @@ def now() -> datetime:
 
 
 def copy_to[T: msgspec.Struct](kind: type[T], source: Any, /, **given: Any) -> T:
-    """Return a struct with the attributes of `source` that its fields name; `given` takes precedence."""
+    """Return a struct whose fields are attributes of `source`; `given` takes precedence."""
     names = [name for name in kind.__struct_fields__ if name not in given and hasattr(source, name)]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 

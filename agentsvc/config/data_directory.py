@@ -89,6 +89,6 @@ class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
             ) from exc
 
     def _is_ours(self) -> bool:
-        """Return whether this user owns it and it is empty or a server's, so that its mode may be set."""
+        """Return whether it is this user's, and empty or a server's, so that its mode may be set."""
         owned = self.path.stat().st_uid == os.getuid()
         return owned and (self.database.exists() or not any(self.path.iterdir()))

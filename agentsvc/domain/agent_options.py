@@ -261,7 +261,7 @@ def read_options[T](raw: Any, kind: type[T], *, loc: Sequence[str | int]) -> T:
 
 
 def reveal_options(options: Struct) -> dict[str, Any]:
-    """Return the options that are set as JSON values, secrets revealed; for merging and for the agent."""
+    """Return the options that are set as JSON, secrets revealed; for merging and for the agent."""
     revealed: dict[str, Any] = msgspec.to_builtins(options, enc_hook=Secret.reveal)
     return revealed
 

@@ -22,7 +22,7 @@ _FAILURES: Final = {
 
 
 def find_end(view: ConversationView) -> str | None:
-    """Return why a conversation's agent has failed, `DONE` if it has finished, None if it is not over."""
+    """Return why a conversation's agent failed, `DONE` if it has finished, None if neither."""
     conversation = view.conversation
     if conversation.start_failed:
         return f"The conversation did not start: {conversation.start_detail}"

@@ -17,7 +17,7 @@ def new_secret() -> Secret:
 
 
 def signature_of(secret: Secret, message_id: str, timestamp: str, body: bytes) -> str:
-    """Return the signature of a message, without its version; raises ValueError for a malformed secret."""
+    """Sign a message, without the version prefix; raises ValueError for a malformed secret."""
     key = base64.b64decode(secret.reveal().removeprefix(_PREFIX), validate=True)
     signed = f"{message_id}.{timestamp}.".encode(errors="surrogateescape") + body
     return base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()

@@ -32,7 +32,7 @@ def check_host(reach: SafeConnector, url: URL) -> None:
 
 
 async def may_ask(base_url: str, reach: SafeConnector) -> bool:
-    """Return whether the server may call models at a base URL; True if its name cannot be resolved now."""
+    """Return whether the server may call models at a base URL; True if it cannot be resolved now."""
     try:
         url = URL(base_url)
         check_host(reach, url)

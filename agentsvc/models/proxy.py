@@ -1,4 +1,4 @@
-"""Forwards requests of sandboxes to their language models, and adds the key that sandboxes do not have."""
+"""Forwards requests of sandboxes to language models, adding the key that sandboxes do not have."""
 
 import contextlib
 import functools

@@ -107,7 +107,7 @@ class PartlyScanned(BackendUnavailable):
 
 
 class StillFetching(BackendUnavailable):
-    """The image or files of a sandbox are still being downloaded or copied; the message reports progress.
+    """An image or files of a sandbox are still being fetched; the message reports the progress.
 
     While `create` raises it, the start timeout is suspended.
     """
@@ -137,7 +137,7 @@ class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
     public_url: str = ""
     """The server's URL for browsers; empty if unknown."""
     owner_key: FindKey = no_key
-    """Returns the current `sandbox_api_key` of the owner of a sandbox, or None; takes the sandbox id."""
+    """Returns the `sandbox_api_key` that the owner of a sandbox, given by id, has now, or None."""
     keeps_checkpoints: bool = False
     """Whether the server is configured to take checkpoints of sandboxes."""
 
@@ -161,7 +161,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     Config: ClassVar[type[msgspec.Struct]]
     """Its table in config.toml; fields are required or have a default, unknown keys are rejected."""
     default_isolation: ClassVar[Isolation] = Isolation.NONE
-    """The isolation it is designed for; a server that cannot provide it starts only if configured for less."""
+    """The intended isolation; a server that cannot provide it starts only if configured for less."""
 
     def __init__(self, config: ConfigT, context: BackendContext) -> None:
         """Keep the two arguments as attributes. No I/O."""
@@ -435,7 +435,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         raise _unsupported(self, Capability.IMAGES, image_id)
 
     async def images(self) -> Sequence[str]:
-        """List the ids of the images of this instance, complete or not; empty without the capability."""
+        """List the ids of this instance's images, complete or not; empty without the capability."""
         return ()
 
     async def remove_image(self, image_id: str) -> None:  # noqa: B027  # optional, as `images`
@@ -488,7 +488,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         raise _unsupported(self, Capability.EXECUTE, handle)
 
     def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        """Yield the last `tail` lines, oldest first; with `follow`, continue until the sandbox is deleted."""
+        """Yield the last lines, oldest first; with `follow`, continue until the sandbox is deleted."""
         del tail, follow
         raise _unsupported(self, Capability.LOGS, handle)
 

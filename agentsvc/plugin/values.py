@@ -33,7 +33,7 @@ class Capability(StrEnum):
     HIBERNATE = "hibernate"
     """hibernate() works unless `why_no_hibernate` returns a reason. Requires PAUSE and STOP."""
     LAYERS = "layers"
-    """keep_layer() works: sandboxes can be created with a copy of a stopped one's files. Requires STOP."""
+    """keep_layer() works: sandboxes can start from a copy of a stopped one's files. Requires STOP."""
     COPIES = "copies"
     """`Order.copy_of` works: a sandbox can be created with a copy of the files of a running one."""
     IMAGES = "images"
@@ -241,7 +241,7 @@ class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     """The input of an image build."""
 
     context: Path
-    """A tar archive with the build context; the backend may add files; it is kept until the build ends."""
+    """A tar archive of the build context, kept until the build ends; the backend may add files."""
     dockerfile: str
     """The text of the Dockerfile."""
     args: dict[str, str] = {}
@@ -341,7 +341,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
     """Versions, free slots; shown to the operator."""
     advice: tuple[Advice, ...] = ()
-    """Features that sandboxes lack on this machine, and how to enable them; shown by `agentsvc doctor`."""
+    """Missing features of sandboxes on this machine, with remedies; shown by `agentsvc doctor`."""
 
 
 class Fences(msgspec.Struct, frozen=True, kw_only=True):

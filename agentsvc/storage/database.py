@@ -555,7 +555,7 @@ def _caller_error(failure: BaseException) -> BaseException:
 
 
 def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:
-    """Log once which writes were lost; callers that still wait get the error, `untold` are the others."""
+    """Log once which writes were lost; `untold` are those whose callers do not get the error."""
     log.error(
         "transaction failed, its changes are lost",
         extra={

@@ -29,7 +29,7 @@ def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
 
 
 def cannot_store(cause: sqlite3.Error) -> StorageFailed:
-    """Return the error for a write; a new one for each caller, because raising adds to its traceback."""
+    """Return a new error for a caller of a write; never share it, because raising adds a traceback."""
     failure = _error_for("store anything now", cause)
     failure.__cause__ = cause
     return failure

@@ -221,7 +221,7 @@ class TarStream:
         return self._read_exactly(size + -size % BLOCK)[:size]
 
     def _old_segments(self, block: bytes) -> array[int]:
-        """Parse the map of a sparse file in GNU tar's old format, in the header and following blocks."""
+        """Parse a sparse file's map in GNU tar's old format: in the header and following blocks."""
         segments = array("q")
         table, count, more = block[386:482], 4, block[482]
         while True:

@@ -79,7 +79,7 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
         self._check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Prepare the directory, save the handle, then start the command unless it was started before."""
+        """Prepare the directory, save the handle, then start the command unless it was started."""
         self._check(order)
         directory = self._directory(order.sandbox_id)
         # The directory is created first: scan lists it, whatever happens next.

@@ -185,7 +185,7 @@ class Rig:
         return any(item.handle.sandbox_id == sandbox_id for item in await self.backend.scan())
 
     async def ask(self, report: Report, method: str, path: str, body: bytes = b"") -> bytes:
-        """Send a request to the workload and return its response; raises OSError if it is unreachable."""
+        """Send a request to the workload and return the response; raises OSError if unreachable."""
         key = report.session_key if web_endpoint(report).needs_key else None
         return await ask(web_url(report), method, path, body, key=key)
 

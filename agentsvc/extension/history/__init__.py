@@ -44,9 +44,10 @@ class Conversations:
     async def add(
         self, conversation: Conversation, bodies: Sequence[bytes], *, task_id: str
     ) -> int:
-        """Store a finished conversation with its events; return the number of rejected or duplicate events.
+        """Store a finished conversation with its events; return the number of skipped events.
 
-        A conversation of the first API generation also gets a start task with this id.
+        Invalid and duplicate events are skipped. A conversation of the first API generation also
+        gets a start task with this id.
         """
 
         async def body(tx: Transaction) -> int:
