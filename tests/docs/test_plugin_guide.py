@@ -106,7 +106,7 @@ async def test_the_plugin_of_the_guide_adds_to_a_server(
     ("changed", "words"),
     [
         ({"extensions": {"notes": {"days": 1}}}, "settings of the plugin `notes` are invalid"),
-        ({"extensions": {"nobody": {}}}, "plugins that are not there: nobody"),
+        ({"extensions": {"nobody": {}}}, "unknown plugins: nobody"),
     ],
 )
 async def test_settings_that_do_not_fit_stop_the_start(
