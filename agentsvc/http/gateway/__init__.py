@@ -1,9 +1,9 @@
-"""The gateway: every port of every sandbox, reached through this server's own one.
+"""The gateway: a reverse proxy to the ports of all sandboxes.
 
-`/sandboxes/{sandbox_id}/{port name}/...` leads to a port. Some published clients keep only the host
-of the URL they were given and call an agent server's paths at the root: a request there that shows
-a sandbox's session key is for that sandbox. `authorization` decides who may pass, `target` makes the
-request a sandbox gets, `http_proxy` and `websocket_proxy` carry it.
+`/sandboxes/{sandbox_id}/{port name}/...` is the path of a port. Some published clients keep only
+the host of that URL and call an agent server's paths at the root: a request there with a session
+key is for the key's sandbox. `authorization` authorizes requests, `target` builds the upstream
+request, `http_proxy` and `websocket_proxy` forward it.
 """
 
 from agentsvc.http.gateway.service import GATEWAY, Gateway, divert, mount_ports, mount_short_paths

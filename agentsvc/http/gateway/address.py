@@ -14,36 +14,36 @@ from agentsvc.base import PortUnavailable
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to connect, and what a request there says of it."""
+    """The address of a port, with the URL parts that requests and responses need."""
 
     host: str
     port: int
     is_secure: bool
     socket_path: str | None
-    """The socket file to connect to; None where it is the host."""
+    """The Unix socket to connect to; None for TCP."""
     origin: str
-    """How a URL of this server begins, with the port even where it is the usual one."""
+    """Scheme, host and port of its URLs; the port is included even if it is the default."""
     authority: str
-    """The value of the Host header."""
+    """Value of the Host header."""
     base: str
-    """What stands before every path, without a slash at the end."""
+    """Path prefix of all requests, without a trailing slash."""
     owner: str = ""
-    """The sandbox whose port it is: what another one's connections lead to is not for it."""
+    """Sandbox of the port; part of the pool key, so that sandboxes never share connections."""
 
 
 @lru_cache(maxsize=4096)
 def address_of(url: str, inner_port: int = 80) -> Address:
-    """Return where a URL leads: `http`, `https`, or a socket file; raises PortUnavailable.
+    """Parse the URL of a port; raises PortUnavailable.
 
-    The latter is `http+unix://QUOTED-PATH/...`. What listens on one is told the address that it has
-    inside the sandbox.
+    Schemes are `http`, `https` and `http+unix://QUOTED-PATH/...`. For a Unix socket, the Host
+    header has `inner_port`, the port inside the sandbox.
     """
     try:
         reached, socket_path = split_socket(url)
         parts = urlsplit(reached)
         number = parts.port
     except ValueError as exc:
-        # Another server may say anything of where its sandboxes are.
+        # The URL may come from another server and be malformed.
         raise PortUnavailable("This port of the sandbox has no address") from exc
     is_secure = parts.scheme == "https"
     usual = 443 if is_secure else 80
@@ -64,9 +64,9 @@ def address_of(url: str, inner_port: int = 80) -> Address:
 async def connect[P: asyncio.BaseProtocol](
     address: Address, make: Callable[[], P], *, confirm: Confirm | None, time_limit: float
 ) -> tuple[asyncio.Transport, P]:
-    """Connect a protocol; raises OSError, TimeoutError, or ValueError for a host that is none.
+    """Connect a protocol; raises OSError, TimeoutError, or ValueError for an invalid host.
 
-    Raises what `confirm` does, too.
+    `confirm` verifies the peer of a TCP connection; its exceptions propagate.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(time_limit):

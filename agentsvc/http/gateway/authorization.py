@@ -1,7 +1,7 @@
 """Authorizes gateway requests, and resumes sandboxes for them.
 
-A key of the sandbox's owner or the sandbox's own session key opens all its ports. Whether the
-sandbox can take a request now is decided here, too.
+An API key of the sandbox's owner or the sandbox's session key opens all its ports. Also waits until
+the sandbox is ready for a request.
 """
 
 import hmac
@@ -21,7 +21,7 @@ from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target, failur
 
 
 class GatewayCaller(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose keys a request shows, and which of them must not reach a sandbox."""
+    """The identities behind a request's keys; `keys` are those that must not reach a sandbox."""
 
     principal: Principal | None = None
     sandbox: Sandbox | None = None
@@ -29,7 +29,7 @@ class GatewayCaller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Authorizer:
-    """Finds out whose keys a request shows, and waits for sandboxes that start."""
+    """Identifies callers by their keys, and waits for sandboxes that start."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Authorizer:
         self._config = config
 
     async def find_by_key(self, shown: RequestKeys) -> Sandbox | None:
-        """Return the sandbox whose session key is among the keys, whatever its state."""
+        """Return the sandbox of the first session key among the keys, whatever its state."""
         for key in (*shown.keys, *shown.sandbox_keys):
             sandbox = await self._find(key)
             if sandbox is not None:
@@ -55,9 +55,9 @@ class Authorizer:
         return None
 
     async def identify(self, shown: RequestKeys, sandbox_id: str = "") -> GatewayCaller:
-        """Return who shows these keys; raises NotAuthenticated if none of them is good.
+        """Return the caller with these keys; raises NotAuthenticated if no key is valid.
 
-        `sandbox_id` is that of the origin whose cookie is shown.
+        `sandbox_id` is the sandbox of the origin that the port cookie is for.
         """
         caller = GatewayCaller()
         for key in shown.keys:
@@ -76,10 +76,10 @@ class Authorizer:
         return msgspec.structs.replace(caller, keys=with_others.keys)
 
     async def let_in(self, sandbox_id: str) -> GatewayCaller:
-        """Return a caller without a key, for what needs none; raises NotAuthenticated.
+        """Return a caller for a request that needs no key.
 
-        A sandbox that does not exist is no other than one that is closed. Raises Conflict for a
-        paused one, which nobody resumes without a key.
+        Raises NotAuthenticated for an unknown or deleted sandbox, like for one that requires a key,
+        and Conflict for a paused one, which only a key resumes.
         """
         sandbox = await self._sandboxes.find_any(sandbox_id)
         if sandbox is None or sandbox.target is Target.DELETED:
@@ -89,10 +89,10 @@ class Authorizer:
         return GatewayCaller(sandbox=sandbox)
 
     async def get(self, caller: GatewayCaller, sandbox_id: str) -> Sandbox:
-        """Return a sandbox the caller may use; raises NotFound, as if others did not exist.
+        """Return a sandbox that the caller may use; raises NotFound for sandboxes of other users.
 
-        Raises NotAllowed for a user who may only read: what a request does there, nobody knows.
-        The sandbox's own key is worth no more than its user.
+        Raises NotAllowed for a read-only user, because any request to a sandbox may change it, and
+        for a session key whose user is barred.
         """
         if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
             if await self._admitted.is_barred(caller.sandbox.user_id):
@@ -107,7 +107,7 @@ class Authorizer:
     def held(
         self, caller: GatewayCaller, sandbox_id: str, end: Callable[[], None]
     ) -> AbstractContextManager[None]:
-        """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
+        """Call `end()` if the caller's key or user loses access during the context."""
         if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
             return self._admitted.held_of(caller.sandbox.user_id, end)
         if caller.principal is not None:
@@ -115,15 +115,16 @@ class Authorizer:
         return nullcontext()
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
-        """Let a sandbox count as used for as long as this lasts."""
+        """Mark a sandbox as in use inside the context, so that no idle rule applies to it."""
         return self._sandboxes.usage.hold(sandbox_id)
 
     async def wait_usable(self, sandbox: Sandbox, *, wakes_culled: bool = False) -> Sandbox:
-        """Return the sandbox once it runs; one that starts is waited for, within a limit.
+        """Return the sandbox once it runs; waits up to `gateway.start_seconds` for a start.
 
-        Raises Conflict for a paused one unless traffic resumes it, which it does where
-        `wakes_culled` and nobody has paused it but for being idle, Gone, NotFound for one that
-        is deleted meanwhile, SandboxNotUsable for one that failed, and SandboxStarting.
+        A paused sandbox is resumed if `gateway.resume_on_traffic` is set, or if `wakes_culled` and
+        an idle rule has paused it; otherwise raises Conflict. Raises Gone for a lost sandbox,
+        NotFound if it is deleted meanwhile, SandboxNotUsable if it failed, and SandboxStarting
+        after the time limit.
         """
         if _is_paused(sandbox):
             is_woken = wakes_culled and await self._sandboxes.idle.is_culled(sandbox)
@@ -169,7 +170,7 @@ class Authorizer:
         return GatewayCaller(sandbox=sandbox)
 
     async def _find(self, key: str) -> Sandbox | None:
-        # A user's key cannot be a sandbox's, and is by far the more common one.
+        # API keys have a prefix and are by far the more common: skip the query.
         return None if key.startswith(KEY_PREFIX) else await self._sandboxes.find_by_key(key)
 
 

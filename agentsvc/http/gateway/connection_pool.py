@@ -1,6 +1,6 @@
-"""Connections to the ports of sandboxes: one exchange at a time on each, kept for the next one.
+"""Pooled HTTP/1.1 connections to sandbox ports: one exchange at a time, then reused.
 
-Neither side is read faster than the other one takes it.
+Back pressure applies in both directions: no side is read faster than the other side accepts.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from agentsvc.http.gateway.http_responses import (
 )
 from agentsvc.http.gateway.splice import splice
 
-_HELD_BYTES: Final = 512 * 1024
-"""How much of an answer may wait for its reader before the sandbox is stopped."""
+_BUFFER_BYTES: Final = 512 * 1024
+"""Bytes of a response that may wait for their reader before reading is paused."""
 _KEEP_SECONDS: Final = 2.0
-"""How long an idle connection is kept: agent servers end theirs after 5 s."""
+"""Seconds that an idle connection is kept: agent servers close theirs after 5 s."""
 _FRESH_SECONDS: Final = 1.0
-"""How long it may have been idle for a request that changes something."""
+"""Maximum idle seconds of a connection for a request that cannot be repeated."""
 
 
 class ConnectionBroken(Exception):
-    """A connection failed, or what came over it is no HTTP."""
+    """A connection failed, or its peer sent invalid HTTP."""
 
 
 class ClientBody:
-    """The way of a body to a client, for what needs no framing."""
+    """Writes a response body that needs no framing to the client's connection."""
 
     def __init__(self, request: web.Request) -> None:
         self._protocol = request.protocol
@@ -46,26 +46,26 @@ class ClientBody:
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """Its connection, if it still has one."""
+        """The client's transport; None if it has disconnected."""
         return self._protocol.transport
 
     @property
     def is_full(self) -> bool:
-        """Whether the client does not take what was written."""
+        """Whether the write buffer is full because the client does not read."""
         return self._protocol.writing_paused
 
     def write(self, data: bytes) -> None:
-        """Send bytes without waiting; bytes that cannot be sent any more are lost."""
+        """Send bytes without waiting; dropped if the client has disconnected."""
         if self._protocol.transport is not None:
             self._protocol.transport.write(data)
 
     async def flush(self) -> None:
-        """Wait until what was written is on its way."""
+        """Wait until the write buffer has room again."""
         await self._writer.drain()
 
 
 class PooledConnection(asyncio.Protocol):
-    """One connection to a port."""
+    """A connection to a port."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -75,11 +75,11 @@ class PooledConnection(asyncio.Protocol):
         self._interim_bytes = 0
         self._answers_head = False
         self._on_continue: Callable[[], None] | None = None
-        self._is_asked = False
+        self._is_in_exchange = False
         self._head: ResponseHead | None = None
         self._body: Body | None = None
-        self._parts: deque[bytes] = deque()
-        self._held = 0
+        self._chunks: deque[bytes] = deque()
+        self._buffered_bytes = 0
         self._is_reading = True
         self._reader: asyncio.Future[None] | None = None
         self._outlet: ClientBody | None = None
@@ -87,23 +87,23 @@ class PooledConnection(asyncio.Protocol):
         self._writer: asyncio.Future[None] | None = None
         self.idle_since = 0.0
         self.is_used = False
-        """Whether it has carried an exchange before this one."""
+        """Whether it has finished an earlier exchange."""
 
-    # What the loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take note of the way out."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the sandbox says."""
+        """Parse bytes of the response; invalid HTTP fails the connection."""
         try:
-            self._take(data)
+            self._receive(data)
         except InvalidResponse as exc:
             self.fail(exc)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take in that the connection is no more."""
+        """End a body without a length, or fail the exchange in progress."""
         if self._body is not None and not self._body.is_done and exc is None:
             try:
                 self._body.feed_end()
@@ -112,44 +112,44 @@ class PooledConnection(asyncio.Protocol):
         self.fail(exc or ConnectionResetError("the connection was closed"))
 
     def pause_writing(self) -> None:
-        """Let the writer wait."""
+        """Make `send` wait."""
         self._is_writable = False
 
     def resume_writing(self) -> None:
-        """Let the writer go on."""
+        """Wake `send`."""
         self._is_writable = True
         _wake(self._writer)
 
-    # What an exchange calls.
+    # Called by an exchange.
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used for an exchange."""
+        """Whether the connection can be used for an exchange."""
         return self._failure is None and self._transport is not None
 
     @property
     def has_answered(self) -> bool:
-        """Whether anything of an answer has come."""
+        """Whether any byte of the response has arrived."""
         return self._head is not None or bool(self._raw)
 
     @property
     def is_done(self) -> bool:
-        """Whether all of the answer has come, though it may not be read yet."""
+        """Whether the whole response has arrived, even if it is not read yet."""
         return self._body is not None and self._body.is_done
 
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
-        """The trailers behind the answer, once it has been read."""
+        """The trailers of the response, once its body has been received."""
         return self._body.trailers if self._body is not None else ()
 
     def ask(
         self, head: bytes, *, answers_head: bool, on_continue: Callable[[], None] | None = None
     ) -> None:
-        """Begin an exchange with the head of a request, and perhaps some of its body.
+        """Begin an exchange: send the head of a request, optionally with body bytes.
 
-        `on_continue` is called when the sandbox asks for the body.
+        `on_continue` is called when the sandbox answers `100 Continue`.
         """
-        self._is_asked = True
+        self._is_in_exchange = True
         self._answers_head = answers_head
         self._on_continue = on_continue
         self._head = self._body = None
@@ -163,7 +163,7 @@ class PooledConnection(asyncio.Protocol):
         self._transport.write(data)
 
     async def send(self, data: bytes) -> None:
-        """Send bytes and wait while the sandbox does not take them; raises ConnectionBroken."""
+        """Send bytes and wait while the write buffer is full; raises ConnectionBroken."""
         self.write(data)
         while not self._is_writable and self._failure is None:
             self._writer = self._loop.create_future()
@@ -171,49 +171,49 @@ class PooledConnection(asyncio.Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something to read now, be it the end."""
-        return bool(self._parts) or self.is_done
+        """Whether `read` would return at once, with data or at the end."""
+        return bool(self._chunks) or self.is_done
 
     async def head(self) -> ResponseHead:
-        """Return the head of the answer; raises ConnectionBroken."""
+        """Wait for the head of the response; raises ConnectionBroken."""
         while self._head is None:
             await self._wait()
         return self._head
 
     async def read(self) -> bytes:
-        """Return what has come of the body, nothing at its end; raises ConnectionBroken."""
-        while not self._parts:
+        """Return the next bytes of the body, empty at its end; raises ConnectionBroken."""
+        while not self._chunks:
             if self.is_done:
                 return b""
             await self._wait()
         return self.read_now()
 
     def read_now(self) -> bytes:
-        """Return what has come of the body without waiting, perhaps nothing."""
-        parts = self._parts
+        """Return the buffered bytes of the body without waiting; may be empty."""
+        parts = self._chunks
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        self._held = 0
-        self._go_on_reading()
+        self._buffered_bytes = 0
+        self._resume_reading()
         return data
 
     async def pour(self, outlet: ClientBody) -> None:
-        """Put what comes of the body through an outlet until its end; raises ConnectionBroken.
+        """Write the rest of the body to an outlet as it arrives; raises ConnectionBroken.
 
-        It goes there as it comes, past whoever called this.
+        The bytes bypass the caller: they are spliced, or written by `data_received`.
         """
         self._outlet = outlet
-        if self._parts:
+        if self._chunks:
             outlet.write(self.read_now())
         if isinstance(self._body, SizedBody):
             await splice(self._transport, outlet, self._body.left, self._body.skip)
         while not self.is_done:
             await self._wait()
             await outlet.flush()
-            self._go_on_reading()
+            self._resume_reading()
 
     def fail(self, failure: Exception) -> None:
-        """End the connection: whoever waits for something hears why."""
+        """Abort the connection; pending calls raise ConnectionBroken with this cause."""
         if self._failure is None:
             self._failure = failure
         if self._transport is not None:
@@ -223,23 +223,23 @@ class PooledConnection(asyncio.Protocol):
         _wake(self._writer)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
 
     def finish(self, *, is_sent: bool) -> bool:
-        """End an exchange and tell whether there may be another one; if not, it is closed.
+        """End an exchange; close the connection and return False unless it can be reused.
 
-        `is_sent` says whether all of the request was sent.
+        `is_sent`: whether the whole request was sent.
         """
-        is_whole = is_sent and self.is_done and not self._parts
+        is_whole = is_sent and self.is_done and not self._chunks
         may_go_on = is_whole and self._head is not None and self._head.may_be_followed
-        self._is_asked = False
+        self._is_in_exchange = False
         self._on_continue = self._outlet = None
         self.is_used = True
         if not is_whole:
-            self.fail(ConnectionAbortedError("nobody wants the rest"))
+            self.fail(ConnectionAbortedError("the exchange was not completed"))
         elif not may_go_on:
             self.close()
         return may_go_on and self.is_open
@@ -250,24 +250,24 @@ class PooledConnection(asyncio.Protocol):
         self._reader = self._loop.create_future()
         await self._reader
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         if self._body is None:
-            data = self._take_head(data)
+            data = self._receive_heads(data)
             if self._body is None:
                 return
         parts, rest = ([], data) if self._body.is_done else self._body.feed(data)
-        self._put(parts)
+        self._deliver(parts)
         if rest:
-            # Nobody asked for it, so it cannot be told what it is an answer to.
-            raise InvalidResponse("there is something behind the answer")
+            # No request is pending that these bytes could answer.
+            raise InvalidResponse("unexpected data after the response")
 
-    def _put(self, parts: list[bytes]) -> None:
-        """Let a reader have parts of the body, and stop the sandbox if there are too many."""
+    def _deliver(self, parts: list[bytes]) -> None:
+        """Pass parts of the body to the reader or outlet; pause reading if its buffer is full."""
         outlet = self._outlet
         if outlet is None:
-            self._parts.extend(parts)
-            self._held += sum(map(len, parts))
-            is_full = self._held > _HELD_BYTES
+            self._chunks.extend(parts)
+            self._buffered_bytes += sum(map(len, parts))
+            is_full = self._buffered_bytes > _BUFFER_BYTES
         else:
             for part in parts:
                 outlet.write(part)
@@ -278,15 +278,15 @@ class PooledConnection(asyncio.Protocol):
         if outlet is None or is_full or self.is_done:
             _wake(self._reader)
 
-    def _go_on_reading(self) -> None:
+    def _resume_reading(self) -> None:
         if not self._is_reading and self._transport is not None:
             self._is_reading = True
             self._transport.resume_reading()
 
-    def _take_head(self, data: bytes) -> bytes:
-        """Take in heads, and return what comes behind the last one."""
-        if not self._is_asked:
-            raise InvalidResponse("nobody has asked")
+    def _receive_heads(self, data: bytes) -> bytes:
+        """Parse interim responses and the final head; return the bytes after it."""
+        if not self._is_in_exchange:
+            raise InvalidResponse("unexpected data without a request")
         self._raw += data
         while (found := find_end(self._raw)) is not None:
             head = read_head(self._raw[: found[0]])
@@ -297,11 +297,11 @@ class PooledConnection(asyncio.Protocol):
                 self._body = body_of(head, answers_head=self._answers_head)
                 self._head = head
                 return rest
-            # Early hints (103) end here. Browsers heed them over HTTP/2 only, which this server does
-            # not speak; nginx before 1.29 and Python's http.client take them for the answer.
+            # Interim responses such as 103 are not forwarded: browsers only use early hints over
+            # HTTP/2, and nginx before 1.29 and Python's http.client take them for the response.
             self._interim_bytes += found[1]
             if self._interim_bytes > HEAD_BYTES:
-                raise InvalidResponse("there are too many answers before the answer")
+                raise InvalidResponse("too many interim responses")
             if head.status == HTTPStatus.CONTINUE and self._on_continue is not None:
                 self._on_continue()
                 self._on_continue = None
@@ -309,7 +309,7 @@ class PooledConnection(asyncio.Protocol):
 
 
 class Pool:
-    """The connections to all ports that wait for something to do."""
+    """The idle connections to all ports."""
 
     def __init__(self, *, connect_seconds: float) -> None:
         self.connect_seconds = connect_seconds
@@ -317,7 +317,7 @@ class Pool:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def connect(self, address: Address, confirm: Confirm | None = None) -> PooledConnection:
-        """Return a new connection that is confirmed; raises ConnectionBroken."""
+        """Open a connection and verify its peer; raises ConnectionBroken."""
         try:
             _, made = await connect(
                 address, PooledConnection, confirm=confirm, time_limit=self.connect_seconds
@@ -327,10 +327,10 @@ class Pool:
         return made
 
     def find(self, address: Address, *, is_safe: bool) -> PooledConnection | None:
-        """Return a connection that is idle, if there is one.
+        """Return an idle connection, or None.
 
-        The other side may close it in the moment it is used. That is of no importance where the
-        request is safe: it is made again. Any other gets one that was used a moment ago.
+        The sandbox may close it just as it is used. A safe request is repeated then; any other one
+        only gets a connection that was used within the last second.
         """
         idle = self._idle.get(address)
         since = asyncio.get_running_loop().time() - (_KEEP_SECONDS if is_safe else _FRESH_SECONDS)
@@ -341,7 +341,7 @@ class Pool:
         return None
 
     def put(self, address: Address, connection: PooledConnection) -> None:
-        """Keep a connection for a while, for whoever asks for it next."""
+        """Keep a connection for reuse for a while."""
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()
         self._idle.setdefault(address, deque()).append(connection)
@@ -349,7 +349,7 @@ class Pool:
             self._sweep = loop.call_later(_KEEP_SECONDS, self._close_old)
 
     def close(self) -> None:
-        """Close all connections that nobody uses."""
+        """Close all idle connections."""
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None

@@ -1,7 +1,7 @@
-"""Forwards and rewrites headers between a client and a sandbox. Pure.
+"""Filters and rewrites headers between a client and a sandbox. Pure.
 
-What concerns one connection stays on it, as RFC 9110 (7.6.1) has it. Keys that open this server
-do not reach a sandbox; what a sandbox answers has no effect outside its own path.
+Hop-by-hop headers are removed (RFC 9110, 7.6.1). Keys of this server do not reach a sandbox; the
+headers of a sandbox's responses have no effect outside its own path.
 """
 
 import base64
@@ -19,7 +19,7 @@ from agentsvc.base import BadRequest
 
 KEY_HEADER: Final = "X-Session-API-Key"
 OWN_COOKIES: Final = ("agentsvc", "__host-agentsvc", "__secure-agentsvc")
-"""How the names of this server's own cookies begin, in lower case."""
+"""Prefixes of the names of this server's own cookies, in lower case."""
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -37,7 +37,7 @@ _HOP_BY_HOP: Final = frozenset(
 _NEVER_NAMED: Final = frozenset(
     {"content-length", "content-type", "host", "authorization", "cookie"}
 )
-"""What a Connection header cannot take away: it would change what the message says."""
+"""Headers that a Connection header cannot remove, as that would change the message."""
 _SET_HERE: Final = frozenset(
     {
         "content-length",
@@ -57,7 +57,7 @@ _SET_HERE: Final = frozenset(
         "x-session-api-key",
     }
 )
-_FOR_THE_ORIGIN: Final = frozenset(
+_ORIGIN_WIDE: Final = frozenset(
     {
         "accept-ch",
         "alt-svc",
@@ -74,18 +74,18 @@ _FOR_THE_ORIGIN: Final = frozenset(
         "use-as-dictionary",
     }
 )
-"""What a browser would apply to the whole of this server, not to one sandbox."""
+"""Response headers that a browser would apply to this server's whole origin."""
 _KEY_HEADERS: Final = frozenset({"x-access-token", "x-api-key", "x-service-api-key"})
-"""Where clients show a user's key, though applications in sandboxes have keys of their own there."""
+"""Headers that may hold a user's key, but also a key of an application in the sandbox."""
 _REPLACED: Final = frozenset({"domain"})
 _REPLACED_IN_FRAMES: Final = _REPLACED | {"samesite", "secure", "partitioned"}
 _LOCATIONS: Final = frozenset({"location", "content-location"})
-_DROPPED_INWARD: Final = _HOP_BY_HOP | _SET_HERE
-_DROPPED_OUTWARD: Final = _HOP_BY_HOP | _FOR_THE_ORIGIN | {"content-length"}
+_NOT_INWARD: Final = _HOP_BY_HOP | _SET_HERE
+_NOT_OUTWARD: Final = _HOP_BY_HOP | _ORIGIN_WIDE | {"content-length"}
 _NO_TRAILERS: Final = (
     _HOP_BY_HOP
     | _SET_HERE
-    | _FOR_THE_ORIGIN
+    | _ORIGIN_WIDE
     | _LOCATIONS
     | {
         "age",
@@ -109,58 +109,58 @@ _NO_TRAILERS: Final = (
         "x-access-token",
     }
 )
-"""What counts before a body only: behind it, it would come too late to be checked."""
+"""Fields that are not allowed as trailers: they would escape the checks of the head."""
 _NO_TRAILERS_LIKE: Final = ("access-control-", "if-", "sec-", "x-forwarded-")
 _CORS: Final = "access-control-"
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
-_APART: Final = "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts"
+_CSP: Final = "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts"
 _CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class CookieScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Where what a sandbox answers may have an effect."""
+    """The limits within which a sandbox's response headers may have an effect."""
 
     upstream: str
     """The sandbox's own address: scheme, host and port."""
     base: str
-    """The path below which the sandbox's port lies there; empty but behind another gateway."""
+    """Path of the port at that address; empty unless another gateway is in between."""
     mount: str
-    """The public path below which its cookies are."""
+    """Public path that its cookies are confined to."""
     prefix: str
-    """The public path that stands before the paths it knows."""
+    """Public path to prepend to the paths in its locations."""
     is_agent: bool
-    """Whether this server, not the sandbox, says which other origins may read the answer."""
+    """Whether this server, not the sandbox, sets the CORS headers."""
     is_apart: bool = False
-    """Whether a page is kept apart from those of this server, whose origin it would have."""
+    """Whether to isolate its pages by CSP `sandbox`, because they share this server's origin."""
     is_framed: bool = False
-    """Whether its cookies have to hold inside a page of another site, and there alone."""
+    """Whether its cookies are partitioned for use in a frame of another site."""
     cookie: str = ""
-    """A cookie of this server's that the answer sets."""
+    """A Set-Cookie value of this server to add to the response; empty for none."""
 
 
 def to_sandbox(
     headers: CIMultiDictProxy[str],
-    told: Mapping[str, str],
+    forwarded: Mapping[str, str],
     *,
     keys: AbstractSet[str],
     own_key: str,
     needs_key: bool,
 ) -> CIMultiDict[str]:
-    """Return the headers of a request as the sandbox gets them, with what it is told of the client's own.
+    """Return the headers of a request to the sandbox, including the forwarding headers.
 
-    `keys` open this server and are left out. `own_key` is the sandbox's: where it is needed, as by
-    the agent server, it is shown in the header; the editor keeps it in a cookie.
+    `keys` are keys of this server, which are removed. `own_key` is the session key: with
+    `needs_key`, as for the agent server, it is sent in a header; the editor keeps it in a cookie.
     """
-    dropped = _DROPPED_INWARD | _named(headers) if hdrs.CONNECTION in headers else _DROPPED_INWARD
+    dropped = _NOT_INWARD | _per_hop(headers) if hdrs.CONNECTION in headers else _NOT_INWARD
     passed: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         lower = name.lower()
-        if lower not in dropped and not _shows(lower, value, keys):
+        if lower not in dropped and not _has_key(lower, value, keys):
             passed.add(name, legible(value))
     if was_decoded(headers):
         passed.popall(hdrs.CONTENT_ENCODING)
     _strip_cookies(passed, keys - {own_key})
-    passed.update(told)
+    passed.update(forwarded)
     if needs_key:
         passed[KEY_HEADER] = own_key
     if hdrs.TE in headers and _takes_trailers(headers):
@@ -170,20 +170,20 @@ def to_sandbox(
 
 
 def to_client(headers: CIMultiDictProxy[str], confines: CookieScope) -> CIMultiDict[str]:
-    """Return the headers of an answer as the client gets them, its length aside."""
-    dropped = _DROPPED_OUTWARD | _named(headers) if hdrs.CONNECTION in headers else _DROPPED_OUTWARD
+    """Return the headers of a response to the client, without Content-Length."""
+    dropped = _NOT_OUTWARD | _per_hop(headers) if hdrs.CONNECTION in headers else _NOT_OUTWARD
     passed: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         lower = name.lower()
         if lower in dropped or (confines.is_agent and lower.startswith(_CORS)):
             continue
-        if confines.base and value == _APART:
-            continue  # whether it is apart here is not for a gateway on the way to say
+        if confines.base and value == _CSP:
+            continue  # isolation is decided here, not by the gateway in between
         confined = _confine(lower, legible(value), confines)
         if confined is not None:
             passed.add(name, confined)
     if confines.is_apart:
-        passed.add("Content-Security-Policy", _APART)
+        passed.add("Content-Security-Policy", _CSP)
     if confines.cookie:
         passed.add(hdrs.SET_COOKIE, confines.cookie)
     _announce_trailers(headers, passed)
@@ -191,17 +191,17 @@ def to_client(headers: CIMultiDictProxy[str], confines: CookieScope) -> CIMultiD
 
 
 def passing_trailers(trailers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the trailers of an answer that may pass."""
+    """Return the trailers of a response that may be forwarded."""
     return [(name, legible(value)) for name, value in trailers if _may_trail(name)]
 
 
 def was_decoded(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the server's parser has undone the content encoding of a request."""
+    """Whether aiohttp's parser has decoded the content encoding of a request."""
     return headers.get(hdrs.CONTENT_ENCODING, "").lower() in _DECODED
 
 
 def legible(value: str) -> str:
-    """Return a header's value so that it can be sent: what is not UTF-8 is taken for Latin-1."""
+    """Make a header value encodable: bytes that are not UTF-8 are decoded as Latin-1."""
     if value.isascii():
         return value
     try:
@@ -212,20 +212,21 @@ def legible(value: str) -> str:
 
 
 def to_lines(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Return headers as they are sent; raises BadRequest if one could be taken for two."""
+    """Serialize headers; raises BadRequest for line breaks and control characters in values."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
     if _CONTROL.search(text) or not len(lines) == text.count("\r") == text.count("\n"):
-        raise BadRequest("The headers cannot be passed on as they are")
+        raise BadRequest("The headers contain control characters and cannot be forwarded")
     return text.encode("utf-8", "surrogateescape")
 
 
 def confine_cookie(
     cookie: str, mount: str, *, base: str = "", is_framed: bool = False
 ) -> str | None:
-    """Return a Set-Cookie value that holds below a path only; None for one that must not be set.
+    """Confine a Set-Cookie value to a path; returns None for one that must not be set.
 
-    Without a path the whole host is the sandbox's. `base` is the path it was confined to already.
+    An empty `mount` means that the whole host belongs to the sandbox. `base` is the path that
+    another gateway has confined it to.
     """
     pair, *attributes = (part.strip() for part in cookie.split(";"))
     name = pair.partition("=")[0].strip().lower()
@@ -241,8 +242,8 @@ def confine_cookie(
             kept.append(attribute)
     if is_framed:
         kept += ("SameSite=None", "Secure", "Partitioned")
-    inner = _without(path, base) if path.startswith("/") else "/"
-    return "; ".join((pair, *kept, f"Path={_below(inner, mount)}"))
+    inner = _strip(path, base) if path.startswith("/") else "/"
+    return "; ".join((pair, *kept, f"Path={_add_prefix(inner, mount)}"))
 
 
 def _takes_trailers(headers: CIMultiDictProxy[str]) -> bool:
@@ -251,7 +252,7 @@ def _takes_trailers(headers: CIMultiDictProxy[str]) -> bool:
 
 
 def _announce_trailers(headers: CIMultiDictProxy[str], passed: CIMultiDict[str]) -> None:
-    """Name the trailers that are to come, if there is a body that can have any."""
+    """Set the Trailer header for a chunked response whose trailers are forwarded."""
     if hdrs.TRAILER not in headers or hdrs.TRANSFER_ENCODING not in headers:
         return
     names = [name.strip() for name in ",".join(headers.getall(hdrs.TRAILER)).split(",")]
@@ -264,14 +265,14 @@ def _may_trail(name: str) -> bool:
     return lower not in _NO_TRAILERS and not lower.startswith(_NO_TRAILERS_LIKE)
 
 
-def _named(headers: CIMultiDictProxy[str]) -> frozenset[str]:
-    """Return the headers that the Connection header says are for one connection only."""
+def _per_hop(headers: CIMultiDictProxy[str]) -> frozenset[str]:
+    """Return the hop-by-hop headers that a Connection header names."""
     values = ",".join(headers.getall(hdrs.CONNECTION, []))
     return frozenset(name.strip().lower() for name in values.split(",")) - _NEVER_NAMED
 
 
-def _shows(name: str, value: str, keys: AbstractSet[str]) -> bool:
-    """Whether a header shows a key that opens this server."""
+def _has_key(name: str, value: str, keys: AbstractSet[str]) -> bool:
+    """Whether a header contains a key of this server."""
     if name == "authorization":
         scheme, _, token = value.partition(" ")
         shown = _user_and_password(token) if scheme.lower() == "basic" else value.split()
@@ -280,7 +281,7 @@ def _shows(name: str, value: str, keys: AbstractSet[str]) -> bool:
 
 
 def _is_key(text: str, keys: AbstractSet[str]) -> bool:
-    # One that looks like ours may be good again, or be good elsewhere.
+    # A text with our prefix may be a key that becomes valid again, or is valid on another server.
     return text in keys or text.startswith(KEY_PREFIX)
 
 
@@ -292,7 +293,7 @@ def _user_and_password(token: str) -> list[str]:
 
 
 def _strip_cookies(headers: CIMultiDict[str], keys: AbstractSet[str]) -> None:
-    """Leave out this server's own cookies, and whatever shows a key."""
+    """Remove this server's own cookies and cookies that contain a key."""
     if hdrs.COOKIE not in headers:
         return
     cookies = [part.strip() for line in headers.popall(hdrs.COOKIE) for part in line.split(";")]
@@ -318,25 +319,25 @@ def _confine(name: str, value: str, confines: CookieScope) -> str | None:
 
 
 def _relocate(location: str, confines: CookieScope) -> str:
-    """Return a location inside the sandbox as the client reaches it; any other is left alone."""
+    """Rewrite a location inside the sandbox to its public path; others are unchanged."""
     if location.startswith(confines.upstream):
         rest = location.removeprefix(confines.upstream)
         if not rest or rest[0] in "/?#":
             location = rest if rest.startswith("/") else f"/{rest}"
     if location.startswith("/") and not location.startswith("//"):
-        return _below(_without(location, confines.base), confines.prefix)
+        return _add_prefix(_strip(location, confines.base), confines.prefix)
     return location
 
 
-def _without(path: str, base: str) -> str:
-    """Return a path as the sandbox itself knows it, without that of a gateway before it."""
+def _strip(path: str, base: str) -> str:
+    """Remove the path prefix of another gateway from a path."""
     rest = path.removeprefix(base)
     if not base or rest == path or (rest and rest[0] not in "/?#"):
         return path
     return rest if rest.startswith("/") else f"/{rest}"
 
 
-def _below(path: str, mount: str) -> str:
-    """Return a path as it is below a mount; an application may know its mount already."""
+def _add_prefix(path: str, mount: str) -> str:
+    """Prepend a mount to a path, unless the application has done so already."""
     is_below = path == mount or path.startswith((f"{mount}/", f"{mount}?"))
     return path if is_below else f"{mount}{path}"

@@ -1,6 +1,6 @@
-"""Passing one HTTP request on to a sandbox, and its answer back, as they come.
+"""Forwards an HTTP request to a sandbox and streams the response back.
 
-Nothing is kept but what is on its way: each side waits for the other one to take what it sent.
+Bodies are not buffered: each side is read only as fast as the other side accepts.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from agentsvc.http.sdk_versions import EventReader
 from agentsvc.http.server.connections import ask_for_body
 
 CLIENT_GONE: Final = 499
-"""The status in the log of a request whose client did not wait for the answer."""
+"""Logged status of a request whose client disconnected before the response."""
 
 _EVENT_STREAM: Final = "text/event-stream"
-_READ_BYTES: Final = 64 * 1024 * 1024
-"""How long an answer may be that has to be changed."""
+_CONVERTED_BYTES: Final = 64 * 1024 * 1024
+"""Largest response that can be converted for an older client."""
 
 
 async def forward(pool: Pool, request: web.Request, target: ProxyTarget) -> web.StreamResponse:
-    """Return what the sandbox answers, sent already; raises PortUnavailable, MalformedBody.
+    """Forward a request and return the response, already sent if it streams.
 
-    Connections are kept in the pool for the next request.
+    Raises PortUnavailable and MalformedBody.
     """
     try:
         async with with_client(request) as life:
@@ -57,25 +57,28 @@ async def _exchange(
         await body.edit(target.edit_body)
     head = head_of(request.method, target, (*target.headers.items(), *body.framing()))
     first = body.take() if body.is_here else b""
-    connection = await _ask(pool, request, target, head + first, body)
+    connection = await _send_request(pool, request, target, head + first, body)
     try:
         if body.is_sent:
-            response = await _answer(request, target, connection, life)
+            response = await _respond(request, target, connection, life)
         else:
-            response = await _answer_meanwhile(request, target, connection, life, body)
+            response = await _respond_early(request, target, connection, life, body)
     except ConnectionBroken as exc:
         raise body.failure or unavailable(exc.__cause__ or exc) from exc
     finally:
-        # What is left of the answer, or of the body, is wanted by nobody.
+        # A connection with an unread response or an unsent body is closed.
         if connection.finish(is_sent=body.is_sent):
             pool.put(target.address, connection)
     return response
 
 
-async def _ask(
+async def _send_request(
     pool: Pool, request: web.Request, target: ProxyTarget, raw: bytes, body: RequestBody
 ) -> PooledConnection:
-    """Return a connection on which the request was begun; raises PortUnavailable."""
+    """Send the head of the request on a pooled or new connection; raises PortUnavailable.
+
+    A safe request is repeated on a new connection if a reused one fails before any response.
+    """
     is_repeatable = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and not body.exists
     answers_head = request.method == hdrs.METH_HEAD
     try:
@@ -100,22 +103,22 @@ async def _ask(
     return connection
 
 
-async def _answer_meanwhile(
+async def _respond_early(
     request: web.Request,
     target: ProxyTarget,
     connection: PooledConnection,
     life: asyncio.Timeout,
     body: RequestBody,
 ) -> web.StreamResponse:
-    """Pass the answer on while the body is still on its way."""
+    """Forward the response while the request body is still being sent."""
     failure: Exception | None = None
     response = web.StreamResponse()
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(body.pump(connection))
         try:
-            response = await _answer(request, target, connection, life)
+            response = await _respond(request, target, connection, life)
         except (AgentsvcError, ConnectionBroken, ConnectionError) as exc:
-            # The group would wrap it.
+            # The task group would wrap it in an ExceptionGroup.
             failure = exc
         finally:
             pump.cancel()
@@ -124,13 +127,13 @@ async def _answer_meanwhile(
     return response
 
 
-async def _answer(
+async def _respond(
     request: web.Request, target: ProxyTarget, connection: PooledConnection, life: asyncio.Timeout
 ) -> web.StreamResponse:
     head = await connection.head()
     if target.reader is not None and _is_json(head):
-        return await _answer_older(request, target, connection, target.reader)
-    response = _begin(target, head)
+        return await _convert(request, target, connection, target.reader)
+    response = _to_response(target, head)
     request[IS_FORWARDED] = True
     await response.prepare(request)
     try:
@@ -140,13 +143,13 @@ async def _answer(
         else:
             await _copy(request, response, connection)
     except ConnectionBroken as exc:
-        # Too late for another answer: that the connection ends early says it was not all.
-        raise ConnectionResetError("the sandbox broke off its answer") from exc
+        # The head is sent: closing the connection early marks the body as incomplete.
+        raise ConnectionResetError("the sandbox aborted its response") from exc
     return response
 
 
-def _begin(target: ProxyTarget, head: ResponseHead) -> web.StreamResponse:
-    """Return the answer, without its body; raises PortUnavailable for one that cannot be given."""
+def _to_response(target: ProxyTarget, head: ResponseHead) -> web.StreamResponse:
+    """Create the response without its body; raises PortUnavailable for an upgrade."""
     if head.status < web.HTTPOk.status_code:
         raise PortUnavailable("The server in the sandbox does not answer in HTTP")
     response = web.StreamResponse(
@@ -164,17 +167,20 @@ def _is_json(head: ResponseHead) -> bool:
     return is_plain and head.status == HTTPStatus.OK and kind.startswith("application/json")
 
 
-async def _answer_older(
+async def _convert(
     request: web.Request, target: ProxyTarget, connection: PooledConnection, reader: EventReader
 ) -> web.Response:
-    """Return the answer, all of it, as the client reads it; raises PortUnavailable, ConnectionBroken."""
+    """Read the whole response and convert it for an older client.
+
+    Raises PortUnavailable and ConnectionBroken.
+    """
     parts: list[bytes] = []
-    left = _READ_BYTES
+    left = _CONVERTED_BYTES
     while part := await connection.read():
         parts.append(part)
         left -= len(part)
         if left < 0:
-            raise PortUnavailable("The answer is too long for this version of the client")
+            raise PortUnavailable("The response is too large for this client version")
     headers = to_client((await connection.head()).headers, target.confines)
     request[IS_FORWARDED] = True
     body = await asyncio.to_thread(reader.answer, b"".join(parts))
@@ -189,12 +195,12 @@ async def _copy(
     request: web.Request, response: web.StreamResponse, connection: PooledConnection
 ) -> None:
     if not connection.has_more:
-        # The body often comes a moment after the head.
+        # The body often arrives just after the head: then both are sent in one packet.
         await asyncio.sleep(0)
     if not connection.has_more:
         request.writer.send_headers()
     if hdrs.CONTENT_LENGTH in response.headers and not connection.is_done:
-        # What needs no framing needs no writer.
+        # A body with a known length needs no framing, so it bypasses aiohttp's writer.
         await response.write(connection.read_now())
         await connection.pour(ClientBody(request))
     while not connection.is_done:
@@ -205,7 +211,7 @@ async def _copy(
 async def _finish(
     request: web.Request, response: web.StreamResponse, connection: PooledConnection
 ) -> None:
-    """Pass on what is left, and the trailers if there are any."""
+    """Send the rest of the body, and the trailers of a chunked response."""
     trailers = passing_trailers(connection.trailers)
     rest = connection.read_now()
     writer = request.writer
@@ -218,6 +224,6 @@ async def _finish(
 
 
 def unavailable(exc: BaseException) -> PortUnavailable:
-    """Return what is told where a port cannot be reached."""
+    """Return the error for a port that cannot be reached; the detail is the exception's name."""
     name = type(exc).__name__
     return PortUnavailable("Nothing answers at this port of the sandbox", detail=name)

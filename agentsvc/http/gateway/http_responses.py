@@ -1,6 +1,6 @@
 """Parses HTTP/1.1 responses of sandboxes (RFC 9112). Pure.
 
-Whatever leaves a doubt about where an answer ends is refused.
+Responses whose end is ambiguous are rejected.
 """
 
 import re
@@ -26,87 +26,87 @@ _NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
 class InvalidResponse(Exception):
-    """What was answered is no HTTP."""
+    """A response is not valid HTTP/1.1."""
 
 
 class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands before the body of an answer."""
+    """Status line and headers of a response."""
 
     status: int
     reason: str
     headers: CIMultiDictProxy[str]
     has_old_version: bool
-    """Whether it is HTTP/1.0, where a connection ends with the answer."""
+    """Whether it is HTTP/1.0, where the connection closes after the response."""
 
     @property
     def is_interim(self) -> bool:
-        """Whether another answer follows: this one only says that it takes a while."""
+        """Whether this is an interim response (1xx except 101), after which another one follows."""
         return self.status < HTTPStatus.OK and self.status != HTTPStatus.SWITCHING_PROTOCOLS
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the connection can be used again, once the body has been read to its end."""
+        """Whether the connection can be reused after the body was read."""
         options = ",".join(self.headers.getall("Connection", ())).lower()
         is_final = self.status >= HTTPStatus.OK
         return is_final and not self.has_old_version and "close" not in options
 
 
 class _Body:
-    """The body of an answer."""
+    """Parser of a response body."""
 
     is_done = False
     trailers: tuple[tuple[str, str], ...] = ()
 
     def feed_end(self) -> None:
-        """Take in the end; raises InvalidResponse if it is early."""
+        """Handle the end of the connection; raises InvalidResponse if the body is incomplete."""
         if not self.is_done:
             raise InvalidResponse("the body ends early")
 
 
 class SizedBody(_Body):
-    """A body of a known length."""
+    """Parser of a body with a Content-Length."""
 
     def __init__(self, length: int) -> None:
         self.left = length
         self.is_done = length == 0
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
-        """Return what belongs to the body and what does not."""
+        """Split bytes into parts of the body and what follows it."""
         part, rest = data[: self.left], data[self.left :]
         self.skip(len(part))
         return [part] if part else [], rest
 
     def skip(self, count: int) -> None:
-        """Take in that so much of it went another way."""
+        """Count bytes of the body that were transferred without `feed`."""
         self.left -= count
         self.is_done = not self.left
 
 
 class EndlessBody(_Body):
-    """A body that ends with the connection."""
+    """Parser of a body that ends with the connection."""
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
-        """Return all of it."""
+        """Return all bytes as one part."""
         return [data], b""
 
     def feed_end(self) -> None:
-        """Take in the end."""
+        """Mark the body as complete."""
         self.is_done = True
 
 
 class ChunkedBody(_Body):
-    """A body in chunks, perhaps with trailers (RFC 9112, 7.1)."""
+    """Parser of a chunked body with optional trailers (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
         self._left = 0
-        self._kept = b""
+        self._partial_line = b""
         self._is_after_chunk = False
         self._is_in_trailers = False
         self._trailer_bytes = 0
         self._trailers: list[tuple[str, str]] = []
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
-        """Return what is in the chunks, and what comes after the last one."""
+        """Return the data of the chunks, and the bytes after the body."""
         parts: list[bytes] = []
         at = 0
         while at < len(data):
@@ -118,30 +118,30 @@ class ChunkedBody(_Body):
                 self._is_after_chunk = not self._left
                 continue
             line, at = self._line(data, at)
-            if line is not None and self._takes_last(line):
+            if line is not None and self._parse_line(line):
                 self.is_done, self.trailers = True, tuple(self._trailers)
                 return parts, data[at:]
         return parts, b""
 
     def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """Return a whole line without its end, and where the next one begins."""
+        """Return a complete line or None, and the position after it; buffers an incomplete line."""
         end = data.find(b"\n", at)
         stop = len(data) if end < 0 else end + 1
-        line = self._kept + data[at:stop]
+        line = self._partial_line + data[at:stop]
         if len(line) > _LINE_BYTES:
             raise InvalidResponse("a line is too long")
         if end < 0:
-            self._kept = line
+            self._partial_line = line
             return None, stop
-        self._kept = b""
+        self._partial_line = b""
         if not line.endswith(b"\r\n"):
-            raise InvalidResponse("a line does not end as lines do")
+            raise InvalidResponse("a line does not end with CRLF")
         return line[:-2], stop
 
-    def _takes_last(self, line: bytes) -> bool:
-        """Take in a line and tell whether it is the last one."""
+    def _parse_line(self, line: bytes) -> bool:
+        """Parse a line; returns whether it was the last one of the body."""
         if self._is_in_trailers:
-            return self._takes_trailer(line)
+            return self._parse_trailer(line)
         if self._is_after_chunk:
             if line:
                 raise InvalidResponse("a chunk is longer than its size")
@@ -154,7 +154,7 @@ class ChunkedBody(_Body):
         self._is_in_trailers = not self._left
         return False
 
-    def _takes_trailer(self, line: bytes) -> bool:
+    def _parse_trailer(self, line: bytes) -> bool:
         if not line:
             return True
         if line.endswith(b"\r"):
@@ -167,13 +167,13 @@ class ChunkedBody(_Body):
 
 
 type Body = SizedBody | EndlessBody | ChunkedBody
-"""Tells which of the bytes that come belong to a body; both of its methods raise InvalidResponse."""
+"""Incremental parser of a response body; `feed` and `feed_end` raise InvalidResponse."""
 
 
 def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:
-    """Return where a head ends and where what follows begins; None if the end is missing.
+    """Return the end of a head and the start of the body; None if the head is incomplete.
 
-    Raises InvalidResponse if it is too long.
+    Raises InvalidResponse if the head is too long.
     """
     found = _HEAD_END.search(raw)
     if (found.start() if found else len(raw)) > HEAD_BYTES:
@@ -182,11 +182,11 @@ def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def read_head(raw: bytes | bytearray) -> ResponseHead:
-    """Return what a head says, without the empty line at its end; raises InvalidResponse."""
+    """Parse a head without its final empty line; raises InvalidResponse."""
     first, _, rest = raw.partition(b"\n")
     status = _STATUS_LINE.match(first.removesuffix(b"\r").decode("utf-8", "surrogateescape"))
     if status is None:
-        raise InvalidResponse("there is no status line")
+        raise InvalidResponse("the status line is invalid")
     headers = CIMultiDict(_read_fields(rest))
     return ResponseHead(
         status=int(status.group(2)),
@@ -197,11 +197,11 @@ def read_head(raw: bytes | bytearray) -> ResponseHead:
 
 
 def body_of(head: ResponseHead, *, answers_head: bool) -> Body:
-    """Return what reads the body of an answer; raises InvalidResponse if it is unclear where that ends."""
+    """Return the parser for a response's body; raises InvalidResponse if its end is ambiguous."""
     codings = ",".join(head.headers.getall("Transfer-Encoding", ())).strip().lower()
     lengths = set(head.headers.getall("Content-Length", ()))
     if len(lengths) > 1 or (codings and lengths) or not all(map(_LENGTH.match, lengths)):
-        raise InvalidResponse("the length is not clear")
+        raise InvalidResponse("the body length is ambiguous")
     if codings and (codings != "chunked" or head.has_old_version):
         raise InvalidResponse("the transfer coding is unknown")
     if answers_head or head.status in _NO_BODY:
@@ -212,10 +212,9 @@ def body_of(head: ResponseHead, *, answers_head: bool) -> Body:
 
 
 def _read_fields(raw: bytes | bytearray) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each line; raises InvalidResponse.
+    """Yield the name and value of each field; raises InvalidResponse.
 
-    Lines that go on in the next one are not well-formed any more, and neither is a blank before
-    the colon.
+    Folded lines (obsolete) and whitespace before the colon are invalid.
     """
     for line in raw.decode("utf-8", "surrogateescape").split("\n") if raw else ():
         found = _FIELD.fullmatch(line.removesuffix("\r"))

@@ -1,9 +1,9 @@
 """Converts responses for clients of older agent server versions.
 
-A client says at the end of its key which version of the Python SDK it has. Where it does not, the
-start of a conversation shows it: the SDK writes all fields it has. The answer to that sets a
-cookie, which the client of that SDK sends from then on; others never see it. Its WebSocket has no
-cookies, but the key in its query, as newer versions have not. All other traffic is left alone.
+A client states its version of the Python SDK as a suffix of its key. Otherwise the version is
+detected from its request that starts a conversation, because the SDK writes all fields it knows.
+The response sets a cookie, which this client sends from then on. Its WebSocket sends no cookies,
+but has the key in its query, which newer versions do not have. All other traffic is unchanged.
 """
 
 import re
@@ -31,18 +31,18 @@ from agentsvc.http.sdk_versions import (
 from agentsvc.sandboxes import AGENT_PORT
 
 COOKIE: Final = "agentsvc_sdk"
-"""The cookie that says which version of the SDK has started a conversation."""
+"""Name of the cookie with the SDK version that started a conversation."""
 
 _START: Final = "/api/conversations"
 _EVENTS = re.compile(r"\A/api/conversations/[^/]+/events(?:/[^/]+)?\Z")
 _SOCKET: Final = "/sockets/events/"
 _SOCKET_CLIENT = re.compile(r"\APython/[0-9.]+ websockets/")
 _MAX_SANDBOXES: Final = 10_000
-"""Of how many sandboxes it is known that an older client works there; the first is forgotten."""
+"""Maximum number of sandboxes whose client version is remembered; the oldest entry is evicted."""
 
 
 class OlderClients:
-    """Finds out which clients are older, and has them get what they can read."""
+    """Detects the SDK version of clients and converts responses for older ones."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, Version] = OrderedDict()
@@ -50,23 +50,23 @@ class OlderClients:
     def adapt(
         self, request: web.Request, place: PortRequest, sandbox_id: str, target: ProxyTarget
     ) -> ProxyTarget:
-        """Return the target, changed if it is an older client's."""
+        """Return the target, changed so that an older client can read the response."""
         if place.port != AGENT_PORT:
             return target
         if place.path == _START and target.edit_body is not None and _is_sdk(request):
-            return self._watch(sandbox_id, target, target.edit_body)
+            return self._detect_version(sandbox_id, target, target.edit_body)
         reader = reader_of(self._version(request, place, sandbox_id))
         if reader is None:
             return target
-        # What is compressed cannot be read here.
+        # Compressed or partial responses cannot be converted.
         for name in (hdrs.ACCEPT_ENCODING, hdrs.RANGE, hdrs.SEC_WEBSOCKET_EXTENSIONS):
             target.headers.popall(name, None)
         return msgspec.structs.replace(target, reader=reader)
 
-    def _watch(
+    def _detect_version(
         self, sandbox_id: str, target: ProxyTarget, edit: Callable[[bytes], bytes]
     ) -> ProxyTarget:
-        """Return a target whose body is looked at on its way, and whose answer says what it is."""
+        """Return a target that detects the version in the body and adds the cookie."""
         more: CIMultiDict[str] = CIMultiDict()
 
         def change(body: bytes) -> bytes:
@@ -81,11 +81,11 @@ class OlderClients:
     def _note(self, sandbox_id: str, version: Version) -> None:
         self._seen[sandbox_id] = version
         if len(self._seen) > _MAX_SANDBOXES:
-            # In one step: other threads do the same.
+            # One atomic call, because `change` runs in several threads.
             self._seen.popitem(last=False)
 
     def _version(self, request: web.Request, place: PortRequest, sandbox_id: str) -> Version | None:
-        """Return which version reads the answer to a request; None where it is no older one's."""
+        """Return the version to convert the response for, or None to leave it unchanged."""
         said = request.get(SDK_VERSION)
         if frames.is_upgrade(request) and place.path.startswith(_SOCKET):
             return said or (self._seen.get(sandbox_id) if _is_old_socket(request, place) else None)

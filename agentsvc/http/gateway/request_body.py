@@ -1,4 +1,4 @@
-"""The body of a client's request, on its way to a sandbox."""
+"""Forwards the body of a client's request to a sandbox."""
 
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +18,7 @@ _WITH_BODY: Final = frozenset({hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH})
 
 
 class RequestBody:
-    """What a client sends, as it comes."""
+    """The body of a client's request."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -27,10 +27,10 @@ class RequestBody:
         self._edited: bytes | None = None
         self.is_sent = not self.exists
         self.failure: AgentsvcError | None = None
-        """What is wrong with it, as far as it has come."""
+        """The error of a malformed body, once it was found."""
 
     async def edit(self, change: Callable[[bytes], bytes]) -> None:
-        """Read the whole body and put another one in its place, in a thread where it is long.
+        """Read the whole body and replace it with `change(body)`, in a thread if it is large.
 
         Raises MalformedBody.
         """
@@ -43,11 +43,11 @@ class RequestBody:
 
     @property
     def is_here(self) -> bool:
-        """Whether all of it has come."""
+        """Whether the whole body has been received."""
         return not self.exists or self._edited is not None or self._request.content.is_eof()
 
     def framing(self) -> tuple[tuple[str, str], ...]:
-        """Return the headers that say where it ends, and whether it is to be asked for."""
+        """Return the framing headers, and `Expect` if the client waits for `100 Continue`."""
         if not self.exists:
             is_said = self._request.method in _WITH_BODY or self._length == 0
             return ((hdrs.CONTENT_LENGTH, "0"),) if is_said else ()
@@ -60,7 +60,7 @@ class RequestBody:
         return (length, (hdrs.EXPECT, "100-continue")) if is_awaited else (length,)
 
     def take(self) -> bytes:
-        """Return all of a body that is here, framed; raises MalformedBody."""
+        """Return the whole received body with its framing; raises MalformedBody."""
         if not self.exists:
             return b""
         try:
@@ -72,11 +72,11 @@ class RequestBody:
         return self._frame(data) + self._end()
 
     async def pump(self, connection: PooledConnection) -> None:
-        """Send the body over a connection as it comes; the connection fails where that fails."""
+        """Stream the body to a connection; a malformed body fails the connection."""
         try:
             await self._pass(connection)
         except (ConnectionBroken, ConnectionError):
-            # Who reads the answer hears of it, too, be it the sandbox or the client that has gone.
+            # The task that reads the response gets the same error.
             return
         except (web.RequestPayloadError, HttpProcessingError) as exc:
             connection.fail(self._malformed(exc))
@@ -86,7 +86,7 @@ class RequestBody:
     async def _pass(self, connection: PooledConnection) -> None:
         content = self._request.content
         while data := await content.readany():
-            # It may come without being asked for.
+            # A client may send the body without waiting for `100 Continue`.
             await connection.send(self._frame(data))
         self._request[AWAITS_CONTINUE] = False
         if end := self._end():
@@ -100,9 +100,9 @@ class RequestBody:
         return LAST_CHUNK + b"\r\n" if self._length is None else b""
 
     def _malformed(self, exc: Exception) -> AgentsvcError:
-        # Without this aiohttp reads on after the answer and logs the same error as its own.
+        # Otherwise aiohttp reads on after the response and logs the same error again.
         self._request.content.feed_eof()
         self.failure = MalformedBody(
-            "The body is not what its headers say", detail=type(exc).__name__
+            "The body does not match its headers", detail=type(exc).__name__
         )
         return self.failure

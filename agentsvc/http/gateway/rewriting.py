@@ -1,7 +1,7 @@
 """Rewrites the path and query of a proxied request. Pure.
 
-Published clients of several years call the agent server. Forms that newer ones dropped become the
-forms of today, and a key in the query does not reach the sandbox.
+Published clients of several years call the agent server. Paths that newer agent servers dropped are
+rewritten to current ones, and keys in the query are removed.
 """
 
 import re
@@ -12,18 +12,18 @@ from urllib.parse import quote, unquote, unquote_plus
 import msgspec
 
 EDITOR_KEY_PARAMETER: Final = "tkn"
-"""The query parameter in which the editor's URL has the key; the editor wants it, too."""
+"""Query parameter with the session key in the editor's URL; the editor checks it, too."""
 
 _PATH_STYLE = re.compile(r"\A(/api/(?:git/(?:changes|diff)|file/(?:upload|download)))/(.+)\Z")
 _OF_FILES = re.compile(r"\A/api/(?:git|file)/")
 _USUAL_ROOTS: Final = ("/workspace/project", "/workspace")
-"""Where front ends take every project, and what they upload, to be."""
+"""Directories in which front ends expect all projects and uploads."""
 DIRECTORIES: Final[dict[str, tuple[str, ...]]] = {
     "/api/conversations": ("workspace", "working_dir"),
     "/api/bash/start_bash_command": ("cwd",),
     "/api/bash/execute_bash_command": ("cwd",),
 }
-"""Where the bodies of requests say in which directory something is to work."""
+"""Location of the working directory in request bodies, by path."""
 _MAX_MEMBERS: Final = 300_000
 _EDITOR_URL: Final = "/api/vscode/url"
 _AGENT_PATH = re.compile(r"\A/(?:(?:sockets|api)/.|(?:alive|health|ready|server_info)\Z)")
@@ -31,17 +31,17 @@ _OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
 
 
 def is_agent_path(raw_path: str) -> bool:
-    """Whether a path of this server is one that agent servers have, too."""
+    """Whether a path at the root may be meant for an agent server."""
     return bool(_AGENT_PATH.match(raw_path)) and not _OWN_PATH.match(raw_path)
 
 
 def to_agent(
     raw_path: str, raw_query: str, *, editor_url: str | None, working_dir: str
 ) -> tuple[str, str]:
-    """Return path and query as the agent servers of today have them.
+    """Rewrite a path and query to the form that current agent servers accept.
 
-    `editor_url` is where the caller finds the editor: the agent server knows its own port only.
-    `working_dir` is where the sandbox has its projects.
+    `editor_url` is the editor's public URL, which the agent server does not know. `working_dir` is
+    the directory of the sandbox's projects.
     """
     if styled := _PATH_STYLE.match(raw_path):
         path = "/" + unquote(styled.group(2)).lstrip("/")
@@ -54,7 +54,7 @@ def to_agent(
 
 
 def relocate(path: str, working_dir: str) -> str:
-    """Return where a file is that clients take to be below the usual roots, as in containers."""
+    """Map a path below the directories of containers to the sandbox's working directory."""
     if not working_dir or f"{working_dir}/".startswith(f"{_USUAL_ROOTS[-1]}/"):
         return path
     for root in _USUAL_ROOTS:
@@ -64,12 +64,12 @@ def relocate(path: str, working_dir: str) -> str:
 
 
 def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
-    """Return a body that names the directory where it is; all else in it stays as it was written.
+    """Relocate the working directory in a request body; everything else stays unchanged.
 
-    What is not as the agent server expects it is left for that to refuse, and what has more in it
-    than any such body is left as it is.
+    An invalid body is unchanged, so that the agent server rejects it; so is an excessively large
+    one.
     """
-    # Each member has a colon; commas may be any number, in a text.
+    # Each member has a colon; commas also occur in texts.
     if body.count(b":") > _MAX_MEMBERS:
         return body
     try:
@@ -79,7 +79,7 @@ def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
 
 
 def find_parameters(raw_query: str, name: str) -> tuple[str, ...]:
-    """Return every value of a parameter."""
+    """Return all values of a query parameter."""
     if not raw_query:
         return ()
     pairs = (part.partition("=") for part in raw_query.split("&"))
@@ -87,7 +87,7 @@ def find_parameters(raw_query: str, name: str) -> tuple[str, ...]:
 
 
 def drop_parameters(raw_query: str, is_dropped: Callable[[str, str], bool]) -> str:
-    """Return the query without some parameters, what is left as it was written."""
+    """Remove parameters from a query; the others keep their encoding."""
     parts = []
     for part in raw_query.split("&"):
         name, _, value = part.partition("=")
@@ -97,7 +97,7 @@ def drop_parameters(raw_query: str, is_dropped: Callable[[str, str], bool]) -> s
 
 
 def set_parameter(raw_query: str, name: str, value: str) -> str:
-    """Return the query with one value for a parameter, what is left as it was written."""
+    """Set a parameter of a query to one value; the others keep their encoding."""
     rest = drop_parameters(raw_query, lambda key, _: key == name)
     pair = f"{name}={quote(value, safe='/')}"
     return f"{rest}&{pair}" if rest else pair

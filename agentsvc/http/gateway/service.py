@@ -1,4 +1,4 @@
-"""The gateway as the application has it: requests in, answers of sandboxes out."""
+"""The gateway's handlers: authorize a request, find its target and proxy it."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ _FILES: Final = "/api/file/"
 
 
 class Gateway:
-    """Passes requests on to sandboxes."""
+    """Proxies requests to sandboxes."""
 
     def __init__(self, authorizer: Authorizer, *, connect_seconds: float) -> None:
         self.authorizer = authorizer
@@ -53,13 +53,13 @@ class Gateway:
         self._pool = Pool(connect_seconds=connect_seconds)
 
     def close(self) -> None:
-        """Close all connections that nobody uses."""
+        """Close all idle connections."""
         self._pool.close()
 
     async def serve(
         self, request: web.Request, place: PortRequest, sandbox_id: str
     ) -> web.StreamResponse:
-        """Answer a request for a port of a sandbox."""
+        """Proxy a request to a port of a sandbox."""
         check(request, place)
         shown = shown_keys(request, place)
         if shown.is_empty and _may_show_key_later(request, place):
@@ -78,7 +78,7 @@ class Gateway:
     async def serve_late(
         self, request: web.Request, place: PortRequest, sandbox_id: str | None
     ) -> web.StreamResponse:
-        """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
+        """Proxy a WebSocket whose first message has the key, which may also select the sandbox."""
         client = Client(request)
         response = await client.open(CIMultiDict())
         caller = await self._authenticate(client, place)
@@ -88,7 +88,7 @@ class Gateway:
             _show_key(request, caller)
             wanted = sandbox_id or (caller.sandbox.id if caller.sandbox else "")
             target = await self._find_target(request, place, wanted, caller)
-            # What was agreed with the client had to be agreed before there was a sandbox.
+            # The handshake with the client was completed without extensions and subprotocols.
             target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
             target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
             with self._in_use(request, place, wanted, caller):
@@ -110,14 +110,14 @@ class Gateway:
     def _in_use(
         self, request: web.Request, place: PortRequest, sandbox_id: str, caller: GatewayCaller
     ) -> Iterator[None]:
-        """Let the sandbox count as used while somebody works with it, as long as they may."""
+        """Mark the sandbox as in use, and abort the connection if the caller loses access."""
         is_use = _is_use(request, place)
         using = self.authorizer.using(sandbox_id) if is_use else contextlib.nullcontext()
         with using, self.authorizer.held(caller, sandbox_id, lambda: _abort(request)):
             yield
 
     async def _authenticate(self, client: Client, place: PortRequest) -> GatewayCaller | None:
-        """Return who a client is by its first message; one that says no key is let go."""
+        """Identify a client by its first message; without a valid key, close it and return None."""
         try:
             async with with_client(client.request) as life:
                 with until_stop(client.request, life):
@@ -134,20 +134,20 @@ GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
 
 
 def mount_ports(app: web.Application) -> None:
-    """Add the paths of all sandboxes to an application.
+    """Add the paths of sandbox ports to an application.
 
-    They are no part of the published description: what is there is the sandboxes' own.
+    They are not in the OpenAPI document, as the sandboxes define what is below them.
     """
     app.router.add_route("*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port)
 
 
 def mount_short_paths(app: web.Application) -> None:
-    """Add short paths of all sandboxes, too: `/ID`, `/ID/work-1` and `/ID/vscode`."""
+    """Add short paths of sandbox ports: `/ID`, `/ID/work-1` and `/ID/vscode`."""
     app.router.add_route("*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_by_short_path)
 
 
 async def get_port(request: web.Request) -> web.StreamResponse:
-    """Answer /sandboxes/{sandbox_id}/{port}/..., with any method."""
+    """Handle `/sandboxes/{sandbox_id}/{port}/...`, with any method."""
     _, _, sandbox_id, port, *path = request.rel_url.raw_path.split("/", 4)
     query = request.rel_url.raw_query_string
     place = PortRequest(port=port, path="/" + "".join(path), query=query)
@@ -155,7 +155,7 @@ async def get_port(request: web.Request) -> web.StreamResponse:
 
 
 async def get_by_short_path(request: web.Request) -> web.StreamResponse:
-    """Answer /ID/..., with any method: a work port or the editor by its name, else the agent."""
+    """Handle `/ID/...`, with any method: a work port or the editor by name, or the agent server."""
     _, sandbox_id, *rest = request.rel_url.raw_path.split("/", 2)
     path = "".join(rest)
     first, _, inner = path.partition("/")
@@ -170,7 +170,7 @@ async def get_by_short_path(request: web.Request) -> web.StreamResponse:
 
 
 def divert(request: web.Request) -> Awaitable[web.StreamResponse | None] | None:
-    """Pass on what is for a sandbox, also where its path does not say so; None for all else."""
+    """Proxy a request that its host, path or key directs to a sandbox; None for any other."""
     origin = work_origin_of(request)
     if origin is not None:
         send_elsewhere(request)
@@ -178,7 +178,7 @@ def divert(request: web.Request) -> Awaitable[web.StreamResponse | None] | None:
         return request.app[GATEWAY].serve(request, place, sandbox_id)
     handler = request.match_info.handler
     if handler in (get_port, get_by_short_path):
-        # Who calls is found out by the gateway, and nothing else of what follows is for it.
+        # The gateway authenticates by itself: skip the rest of the middleware.
         return handler(request)
     raw_path = request.rel_url.raw_path
     query = request.rel_url.raw_query_string
@@ -199,14 +199,14 @@ async def _serve_root(request: web.Request, place: PortRequest) -> web.StreamRes
 
 
 def _may_be_for_sandbox(request: web.Request) -> bool:
-    """Whether a sandbox's key may come later, or is in the headers by its form."""
+    """Whether the headers may have a session key, or the first WebSocket message may."""
     keys = keys_of(request)
     has_other = bool(keys) and not all(key.startswith(KEY_PREFIX) for key in keys)
     return has_other or hdrs.UPGRADE in request.headers
 
 
 def _show_key(request: web.Request, caller: GatewayCaller) -> None:
-    """Count a connection for whose key it has shown; raises TooManyRequests."""
+    """Count the connection for its user or sandbox; raises TooManyRequests."""
     if caller.principal is not None:
         show_key(request, user_id=caller.principal.user_id)
     elif caller.sandbox is not None:
@@ -214,7 +214,7 @@ def _show_key(request: web.Request, caller: GatewayCaller) -> None:
 
 
 def _is_use(request: web.Request, place: PortRequest) -> bool:
-    """Whether somebody works with the sandbox; to look at its agent, or to follow it, is none."""
+    """Whether a request counts as use of the sandbox; reading the agent's state does not."""
     if place.port != AGENT_PORT:
         return True
     if frames.is_upgrade(request):
@@ -225,16 +225,16 @@ def _is_use(request: web.Request, place: PortRequest) -> bool:
 
 
 def _is_health_check(request: web.Request, place: PortRequest) -> bool:
-    """Whether this is what agent servers answer without a key, as published clients count on."""
+    """Whether this is a health check, which agent servers answer without a key."""
     is_read = request.method in (hdrs.METH_GET, hdrs.METH_HEAD)
     return is_read and place.port == AGENT_PORT and place.path in _HEALTH_PATHS
 
 
 def _may_show_key_later(request: web.Request, place: PortRequest) -> bool:
-    """Whether the key may be the first message of a WebSocket.
+    """Whether the key may be in the first message of a WebSocket.
 
-    Not where sandbox and client would have to agree on a protocol first, nor at an origin of its
-    own, whose pages have a cookie.
+    Not if sandbox and client have to negotiate a subprotocol first, nor at a port's own origin,
+    whose pages have a cookie.
     """
     if not frames.is_upgrade(request) or place.own_origin is not None:
         return False
@@ -252,7 +252,7 @@ async def _first_text(client: Client) -> bytes:
 
 
 def _abort(request: web.Request) -> None:
-    """End a connection; what is on its way through it may be anywhere in a frame."""
+    """Abort a connection: no close frame can be sent, as the stream may be inside a frame."""
     if request.transport is not None:
         request.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Turns a client's request into one for a sandbox."""
+"""Builds the upstream request to a sandbox from a client's request."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -27,74 +27,74 @@ from agentsvc.sandboxes import AGENT_PORT, Sandbox
 
 _UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
 _VERSIONS: Final = frozenset({HttpVersion10, HttpVersion11})
-_PASSED_ON: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-_REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
+_ALLOWED: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_REJECTED_METHODS: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
 _EDITED_BYTES: Final = 8 * 1024 * 1024
-"""How long a body may be that is read before it is passed on."""
+"""Largest body that is rewritten; larger ones are forwarded unchanged."""
 _EDITOR_COOKIE: Final = "vscode-tkn"
-"""The cookie the editor keeps its key in; it is confined to the editor's path."""
-_EDITOR_APART: Final = (
-    "The editor needs an origin, and below a path it would have this server's. "
-    "An operator can give it its own with gateway.sandbox_domain, "
-    "or let it have the server's with gateway.trust_editors."
+"""The editor's own cookie with its key; confined to the editor's path."""
+_EDITOR_ORIGIN: Final = (
+    "The editor needs its own origin; below a path it would share this server's. "
+    "An operator can set gateway.sandbox_domain to give it one, "
+    "or gateway.trust_editors to let it share the server's."
 )
 
 
 class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request is for: a port, and path and query there, all as they were sent."""
+    """The port that a request is for, and path and query there, as the client encoded them."""
 
     port: str
     path: str
     query: str
     is_at_root: bool = False
-    """Whether it came as a path of this server, without the sandbox's."""
+    """Whether the request was sent to the root of this server, without the sandbox's path."""
     mount: str = ""
-    """The path below which it came, where that is not the usual one of the port."""
+    """Path prefix of the port in this request, if it is not the default."""
     own_origin: WorkOrigin | None = None
-    """The origin that the port has for itself, if the request came there."""
+    """The port's own origin, if the request was sent to it."""
 
 
 class ProxyTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as a sandbox is to get it."""
+    """An upstream request, and how to convert its body and response."""
 
     address: Address
     path: str
-    """With the query."""
+    """Path with query."""
     headers: CIMultiDict[str]
     confines: CookieScope
     confirm: Confirm | None = None
-    """What confirms a new connection to the address."""
+    """Verifies the peer of a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
-    """What is to be done with the body on its way; None where it is passed on as it comes."""
+    """Rewrites the request body; None to stream it unchanged."""
     reader: EventReader | None = None
-    """What puts events on their way to the client into the form that it reads."""
+    """Converts events in the response for an older client; None to leave it unchanged."""
     more_headers: CIMultiDict[str] = msgspec.field(default_factory=CIMultiDict)
-    """Headers of this server that the answer gets."""
+    """Headers to add to the response."""
 
 
 class RequestKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys a request shows, by what they may open."""
+    """The keys in a request, by what they may authorize."""
 
     keys: tuple[str, ...]
-    """In headers: whoever's they are."""
+    """API keys or session keys, from headers."""
     sandbox_keys: tuple[str, ...]
-    """In URLs and cookies, where pages of the sandbox may read them: the sandbox's own only."""
+    """Session keys only, from the URL and cookies, which pages of the sandbox may read."""
     others: tuple[str, ...]
-    """Of no use here, and not for the sandbox either."""
+    """Passwords of HTTP Basic, which authorize nothing here, but are hidden from the sandbox."""
     login: str = ""
     """The token of a browser's login."""
     origin: WorkOrigin | None = None
     port_token: str = ""
-    """In the cookie of an origin of its own: what opens that one."""
+    """Token in the cookie of the port's own origin."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key that could open anything."""
+        """Whether the request has no key that could authorize it."""
         return not (self.keys or self.sandbox_keys or self.login or self.port_token)
 
 
 def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortRequest]:
-    """Return the sandbox and the place that are meant at an origin; raises NotFound."""
+    """Parse a request to a port's own origin into sandbox id and port request; raises NotFound."""
     found = read_label(origin.label)
     target = request.get(SENT_TARGET, request.raw_path).partition("#")[0]
     if found is None or not target.startswith("/"):
@@ -105,7 +105,7 @@ def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortReque
 
 
 def shown_keys(request: web.Request, place: PortRequest) -> RequestKeys:
-    """Return every key a request shows, wherever published clients put one."""
+    """Collect the keys of a request from all places where published clients put them."""
     elsewhere = [*rewrite.find_parameters(place.query, KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
         elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
@@ -123,28 +123,28 @@ def shown_keys(request: web.Request, place: PortRequest) -> RequestKeys:
 
 
 def shown_login(request: web.Request, place: PortRequest, *, page_part: str = "") -> str:
-    """Return the token of the browser's login that a request shows, where logins count."""
+    """Return the login token of a request to the default path of a port; empty for any other."""
     is_usual = not (place.own_origin or place.is_at_root or place.mount)
     return login_token(request, page_part=page_part) if is_usual else ""
 
 
 def check(request: web.Request, place: PortRequest) -> None:
-    """Refuse what cannot be passed on without a doubt about where it ends, or whom it shows a key."""
+    """Reject requests that cannot be forwarded unambiguously, or that have too many keys."""
     if len(rewrite.find_parameters(place.query, KEY_PARAMETER)) > MAX_QUERY_KEYS:
         raise BadRequest(f"There are more than {MAX_QUERY_KEYS} keys in the query")
     if request.version not in _VERSIONS:
         raise BadRequest("This version of HTTP is not supported")
-    if request.method in _REFUSED:
-        raise MethodNotAllowed(allowed=_PASSED_ON)
+    if request.method in _REJECTED_METHODS:
+        raise MethodNotAllowed(allowed=_ALLOWED)
     codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))
     if codings and codings.strip().lower() != "chunked":
         raise MalformedBody("This transfer coding is not supported")
 
 
 def head_of(method: str, target: ProxyTarget, fields: Iterable[tuple[str, str]]) -> bytes:
-    """Return the head of a request as it is sent; raises BadRequest for one that cannot be."""
+    """Serialize the head of a request; raises BadRequest for invalid characters."""
     if _UNSENDABLE.search(target.path):
-        raise BadRequest("The path cannot be passed on as it is")
+        raise BadRequest("The path contains control characters or spaces and cannot be forwarded")
     first = f"{method} {target.path} HTTP/1.1\r\n".encode("utf-8", "surrogateescape")
     host = (hdrs.HOST, target.address.authority)
     return first + headers.to_lines((host, *fields)) + b"\r\n"
@@ -153,16 +153,16 @@ def head_of(method: str, target: ProxyTarget, fields: Iterable[tuple[str, str]])
 def make_target(
     request: web.Request, sandbox: Sandbox, place: PortRequest, *, keys: frozenset[str]
 ) -> ProxyTarget:
-    """Return the request for a sandbox that runs; `keys` do not reach it.
+    """Build the request for a running sandbox; `keys` are removed from it.
 
-    Raises NotFound, and NotAllowed for a page of an editor that could not work.
+    Raises NotFound for an unknown port, and NotAllowed for an editor page without its own origin.
     """
     end = next((end for end in sandbox.endpoints if end.name == place.port), None)
     if end is None:
         raise NotFound(f"The sandbox has no port of this name: {place.port}")
     is_apart = place.own_origin is None and not _is_trusted(request, place.port)
     if is_apart and place.port == EDITOR_PORT and own_origin.is_page(request):
-        raise NotAllowed(_EDITOR_APART)
+        raise NotAllowed(_EDITOR_ORIGIN)
     origin = place.own_origin or origin_of(request)
     usual = place.mount or mount_of(sandbox.id, place.port)
     mount = "" if place.own_origin else origin.prefix + usual
@@ -174,8 +174,8 @@ def make_target(
         path=address.base + (f"{path}?{query}" if query else path),
         headers=headers.to_sandbox(
             request.headers,
-            # A gateway on the way has a mount of its own, which it takes off again.
-            _told(request, origin, "" if place.is_at_root or end.needs_key else mount),
+            # Another gateway in between has its own mount and sets the prefix itself.
+            _forwarded(request, origin, "" if place.is_at_root or end.needs_key else mount),
             keys=keys,
             own_key=sandbox.session_key.reveal(),
             needs_key=is_agent or end.needs_key,
@@ -205,7 +205,7 @@ def _is_framed_editor(request: web.Request, place: PortRequest) -> bool:
 
 
 def _cookie_of(sandbox: Sandbox, place: PortRequest) -> str:
-    """Return the cookie that what a page loads next opens the port with; perhaps none."""
+    """Return a Set-Cookie value that authorizes the page's later requests, if needed."""
     key = sandbox.session_key.reveal()
     is_shown = key in rewrite.find_parameters(place.query, KEY_PARAMETER)
     return own_origin.make_cookie(place.own_origin, key) if place.own_origin and is_shown else ""
@@ -226,7 +226,7 @@ def _inside(
     own = sandbox.session_key.reveal()
 
     def is_dropped(name: str, value: str) -> bool:
-        # The editor checks the sandbox's key itself.
+        # The editor checks the session key itself.
         is_for_editor = name == rewrite.EDITOR_KEY_PARAMETER and value == own
         return value in keys and not is_for_editor
 
@@ -240,13 +240,13 @@ def _inside(
     )
 
 
-def _told(request: web.Request, origin: Origin, mount: str) -> dict[str, str]:
-    """Return the headers that say what the client's own request was.
+def _forwarded(request: web.Request, origin: Origin, mount: str) -> dict[str, str]:
+    """Return the forwarding headers: Via, X-Forwarded-* and X-Request-Id.
 
-    `mount` is the public path below which the port lies, such as `/agents/sandboxes/ID/agent`.
+    `mount` is the public path of the port, such as `/agents/sandboxes/ID/agent`.
     """
     before = request.headers.get(hdrs.X_FORWARDED_FOR, "") if is_from_proxy(request) else ""
-    told = {
+    forwarded = {
         hdrs.VIA: ", ".join(filter(None, (*request.headers.getall(hdrs.VIA, []), "1.1 agentsvc"))),
         hdrs.X_FORWARDED_FOR: ", ".join(filter(None, (before, request.remote or "unknown"))),
         hdrs.X_FORWARDED_PROTO: origin.scheme,
@@ -254,4 +254,4 @@ def _told(request: web.Request, origin: Origin, mount: str) -> dict[str, str]:
         "X-Forwarded-Prefix": mount,
         "X-Request-Id": request.get(REQUEST_ID, ""),
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in forwarded.items() if value}

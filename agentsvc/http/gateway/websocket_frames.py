@@ -1,7 +1,7 @@
-"""The little of RFC 6455 that is needed where not all bytes are passed on as they come.
+"""The parts of RFC 6455 that the gateway needs where it does not forward raw bytes.
 
-Before a sandbox is known that is one text in and one close out, and for older clients it is the
-messages of an agent server, which they get in another form.
+Before the sandbox is known, it reads one text frame and may send a close frame; for older clients,
+it parses and converts the messages of an agent server.
 """
 
 import asyncio
@@ -30,25 +30,25 @@ _OPCODE: Final = 0x0F
 _CONTINUATION: Final = 0
 _TEXT_CODE: Final = 1
 _MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""How long a message of an agent server may be that has to be read."""
+"""Largest message of an agent server that is converted."""
 _KEY_BYTES: Final = 16
 
 
 class InvalidFirstFrame(Exception):
-    """The first frame is not a text of a reasonable size."""
+    """A frame is too large, wrongly masked, or not the expected text frame."""
 
 
 class FromServer(NamedTuple):
-    """A whole text of a server, of one frame or more, or any other single frame."""
+    """A complete text message of a server (one or more frames), or any other single frame."""
 
     raw: bytes
-    """As it came."""
+    """The frames as received."""
     data: bytes
     is_text: bool
 
 
 def is_upgrade(request: web.Request) -> bool:
-    """Whether a request asks for a WebSocket."""
+    """Whether a request is a WebSocket handshake."""
     if hdrs.UPGRADE not in request.headers:
         return False
     wanted = ",".join(request.headers.getall(hdrs.CONNECTION, [])).lower().split(",")
@@ -57,7 +57,7 @@ def is_upgrade(request: web.Request) -> bool:
 
 
 def accept(request: web.Request) -> str:
-    """Return what proves that the handshake was understood; raises BadRequest for a bad one."""
+    """Return the Sec-WebSocket-Accept value of a handshake; raises BadRequest if it is invalid."""
     key = request.headers.get(hdrs.SEC_WEBSOCKET_KEY, "").strip()
     try:
         is_key = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
@@ -65,13 +65,13 @@ def accept(request: web.Request) -> str:
         is_key = False
     version = request.headers.get(hdrs.SEC_WEBSOCKET_VERSION, "").strip()
     if request.method != hdrs.METH_GET or not is_key or version != _VERSION:
-        raise BadRequest("The WebSocket handshake is not one of version 13")
+        raise BadRequest("The WebSocket handshake is invalid; version 13 is supported")
     digest = hashlib.sha1(key.encode() + _MAGIC, usedforsecurity=False).digest()
     return base64.b64encode(digest).decode()
 
 
 async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
-    """Return the first frame's text; raises InvalidFirstFrame, or IncompleteReadError at the end."""
+    """Read a client's text frame; raises InvalidFirstFrame, or IncompleteReadError at the end."""
     first, _, data = await _frame(reader, limit, mask_bytes=_MASK_BYTES)
     if first != _TEXT:
         raise InvalidFirstFrame
@@ -80,7 +80,7 @@ async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
 
 
 class ServerMessages:
-    """What a server says, texts as wholes and all else frame by frame."""
+    """Reads a server's frames; the frames of a text message are joined."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -88,15 +88,15 @@ class ServerMessages:
         self._data = bytearray()
 
     async def read(self) -> FromServer:
-        """Return what comes next; raises InvalidFirstFrame for what is too long or not from a server.
+        """Return the next message or frame; raises InvalidFirstFrame if it is too large or masked.
 
-        A control frame between the parts of a text comes before it. Raises IncompleteReadError at
-        the end.
+        A control frame between the frames of a text message is returned before the message. Raises
+        IncompleteReadError at the end.
         """
         while True:
-            # Frames that are there already are read without a wait.
+            # Reading buffered frames does not yield to other tasks.
             await asyncio.sleep(0)
-            # The heads count: there can be any number of empty frames.
+            # The limit includes frame headers, since there can be any number of empty frames.
             first, raw, data = await _frame(self._reader, _MESSAGE_BYTES - len(self._raw))
             code = first & _OPCODE
             if code != _TEXT_CODE and not (self._raw and code == _CONTINUATION):
@@ -111,7 +111,7 @@ class ServerMessages:
 
 
 def text(data: bytes) -> bytes:
-    """Return the frame with which a server says a text."""
+    """Encode a text frame of a server."""
     if len(data) < _LENGTH_16:
         return bytes((_TEXT, len(data))) + data
     if len(data) < _SHORTEST_OF_64:
@@ -122,7 +122,7 @@ def text(data: bytes) -> bytes:
 async def _frame(
     reader: asyncio.StreamReader, limit: int, *, mask_bytes: int = 0
 ) -> tuple[int, bytes, bytes]:
-    """Return how a frame begins, all of it, and what is in it, behind its mask if it is to have one."""
+    """Read a frame; returns its first byte, its raw bytes, and its payload after any mask."""
     raw = await reader.readexactly(2)
     first, length = raw
     if bool(length & _MASKED) != bool(mask_bytes):
@@ -139,6 +139,6 @@ async def _frame(
 
 
 def close(code: int, reason: str) -> bytes:
-    """Return the frame with which a server ends a WebSocket."""
+    """Encode a close frame of a server; a long reason is truncated."""
     said = reason.encode()[:CLOSE_REASON_BYTES].decode(errors="ignore").encode()
     return bytes((_CLOSE, 2 + len(said))) + struct.pack("!H", code) + said

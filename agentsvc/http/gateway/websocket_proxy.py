@@ -1,7 +1,7 @@
-"""Connecting a client's WebSocket with one in a sandbox, byte by byte.
+"""Proxies a client's WebSocket to one in a sandbox, byte by byte.
 
-The two sides agree with each other on extensions and protocols; texts, pings, close codes and
-whatever else is in the frames passes as it is. A side that does not read stops the other one.
+Client and sandbox negotiate extensions and subprotocols with each other; all frames, including
+pings and closes, are forwarded unchanged. Back pressure applies in both directions.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from agentsvc.http.sdk_versions import EventReader
 from agentsvc.http.wire import read_apart
 
 _PART_BYTES: Final = 64 * 1024
-_REFUSAL_BYTES: Final = 64 * 1024
-_DIGITS: Final = len(str(_REFUSAL_BYTES))
+_REJECTION_BYTES: Final = 64 * 1024
+_DIGITS: Final = len(str(_REJECTION_BYTES))
 _NO_HTTP: Final = "The server in the sandbox does not answer in HTTP"
-_LAST_SECONDS: Final = 5.0
-"""How long a client has to take the last frames and to close."""
+_CLOSE_SECONDS: Final = 5.0
+"""Seconds that a client has to read the last frames and close."""
 
 
 class Client:
-    """A client's side of a WebSocket: it was promised one and got it with `open`."""
+    """The client's side of a WebSocket; `open` completes its handshake."""
 
     def __init__(self, request: web.Request) -> None:
         if request.can_read_body:
@@ -50,7 +50,7 @@ class Client:
         self.response: web.StreamResponse | None = None
 
     async def open(self, headers: CIMultiDict[str]) -> web.StreamResponse:
-        """Answer the handshake; from now on `reader` has what the client sends."""
+        """Complete the handshake; from then on `reader` receives the client's bytes."""
         request = self.request
         response = web.StreamResponse(status=HTTPStatus.SWITCHING_PROTOCOLS, headers=headers)
         response.headers[hdrs.CONNECTION] = "upgrade"
@@ -62,35 +62,35 @@ class Client:
         if request.transport is None:
             raise ConnectionResetError("the client has gone")
         self.reader.set_transport(request.transport)
-        # The protocol feeds bytes to whatever has these two methods.
-        request.protocol.set_parser(cast("Any", _Feed(self.reader)))
+        # aiohttp's protocol calls only these two methods of a parser.
+        request.protocol.set_parser(cast("Any", _ReaderFeed(self.reader)))
         request.protocol.keep_alive(False)
         self.response = response
         return response
 
     async def send(self, data: bytes) -> None:
-        """Send bytes and wait while the client does not take them."""
+        """Send bytes and wait while the write buffer is full."""
         if self.response is None:
             raise ConnectionResetError("there is no WebSocket")
         await self.response.write(data)
 
     async def close(self, code: int, reason: str) -> None:
-        """End the WebSocket with a code."""
+        """Send a close frame and wait for the client to close."""
         with contextlib.suppress(ConnectionError):
             await self.send(frames.close(code, reason))
             await self.finish()
 
     async def finish(self) -> None:
-        """Send no more, and take in what still comes until the client closes.
+        """Stop sending, and read until the client closes or a timeout.
 
-        Were the connection closed with something unread, the last frames might never arrive.
+        Closing a connection with unread data could discard the last frames sent.
         """
         transport = self.request.transport
         if transport is not None and transport.can_write_eof():
             with contextlib.suppress(OSError):
                 transport.write_eof()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_SECONDS):
+            async with asyncio.timeout(_CLOSE_SECONDS):
                 while await self.reader.read(_PART_BYTES):
                     pass
 
@@ -102,7 +102,7 @@ class WebSocketUpstream(NamedTuple):
     writer: asyncio.StreamWriter
 
     async def shake_hands(self, target: ProxyTarget) -> ResponseHead:
-        """Ask for a WebSocket and return the answer; raises PortUnavailable for what is no HTTP."""
+        """Send a handshake and return the response; raises PortUnavailable."""
         headers = target.headers.copy()
         headers.popall(hdrs.TE, None)
         headers[hdrs.CONNECTION] = "Upgrade"
@@ -121,27 +121,28 @@ class WebSocketUpstream(NamedTuple):
             raise unavailable(exc) from exc
         except InvalidResponse as exc:
             raise PortUnavailable(_NO_HTTP) from exc
-        raise PortUnavailable(_NO_HTTP, detail="there are too many answers before the answer")
+        raise PortUnavailable(_NO_HTTP, detail="too many interim responses")
 
     async def refusal(self, head: ResponseHead, target: ProxyTarget) -> web.Response:
-        """Return the answer of a sandbox that did not agree, as the client is to get it."""
+        """Convert the response of a sandbox that rejected the handshake; reads a short body."""
         headers = to_client(head.headers, target.confines)
         length = head.headers.get(hdrs.CONTENT_LENGTH, "")
         body = b""
-        if length.isdecimal() and len(length) <= _DIGITS and int(length) <= _REFUSAL_BYTES:
+        if length.isdecimal() and len(length) <= _DIGITS and int(length) <= _REJECTION_BYTES:
             with contextlib.suppress(asyncio.IncompleteReadError, OSError):
                 body = await self.reader.readexactly(int(length))
         return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
 
 
 async def join(client: Client, target: ProxyTarget, connect_seconds: float) -> web.StreamResponse:
-    """Connect a client with a sandbox and return when either side, or the server, has ended.
+    """Proxy a WebSocket until either side closes or the server stops.
 
-    A client that has no answer yet gets the sandbox's, be it a refusal. Raises PortUnavailable
-    where nothing answers, or where one that has its answer is refused.
+    If the client's handshake is still pending, it gets the sandbox's response, also a rejection.
+    Raises PortUnavailable if the port cannot be reached, or if the sandbox rejects the WebSocket
+    after the client's handshake was completed.
     """
     try:
-        async with with_client(client.request, grace_seconds=_LAST_SECONDS) as life:
+        async with with_client(client.request, grace_seconds=_CLOSE_SECONDS) as life:
             with until_stop(client.request, life):
                 async with _connect(target, connect_seconds) as upstream:
                     return await _exchange(client, upstream, target)
@@ -160,7 +161,7 @@ async def _exchange(
         client.request[IS_FORWARDED] = True
         return await upstream.refusal(head, target)
     if not has_agreed:
-        raise PortUnavailable("The server in the sandbox refuses this WebSocket")
+        raise PortUnavailable("The server in the sandbox rejected this WebSocket")
     response = client.response or await client.open(to_client(head.headers, target.confines))
     await _pump_both(client, upstream, target.reader)
     return response
@@ -186,26 +187,26 @@ async def _connect(target: ProxyTarget, time_limit: float) -> AsyncIterator[WebS
         writer.close()
 
 
-class _Feed:
-    """Takes in what the connection reads after a handshake."""
+class _ReaderFeed:
+    """Feeds the client's bytes to a reader, in place of aiohttp's HTTP parser."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take in bytes; there is no end but that of the connection."""
+        """Feed bytes; the stream ends only with the connection."""
         self._reader.feed_data(data)
         return False, b""
 
     def feed_eof(self) -> None:
-        """Take in that the connection has ended."""
+        """Mark the end of the connection."""
         self._reader.feed_eof()
 
 
 async def _pump_both(
     client: Client, upstream: WebSocketUpstream, reader: EventReader | None
 ) -> None:
-    """Pass bytes both ways until either side ends; what came before the end still arrives."""
+    """Forward bytes in both directions until one side ends; let the client read the rest."""
     async with asyncio.TaskGroup() as group:
         inward = group.create_task(_pump_in(client, upstream.writer))
         outward = group.create_task(
@@ -235,7 +236,7 @@ async def _pump_out(reader: asyncio.StreamReader, client: Client) -> None:
 
 
 async def _pump_events(source: asyncio.StreamReader, client: Client, reader: EventReader) -> None:
-    """Pass messages on as the client reads them; one that is cut off ends it."""
+    """Forward messages, converted for an older client; an invalid or incomplete one ends it."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.InvalidFirstFrame):
         messages = frames.ServerMessages(source)
         while True:
