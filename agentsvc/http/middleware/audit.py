@@ -1,4 +1,4 @@
-"""Writes an entry of the audit log for each request of a user that may change something."""
+"""Writes an audit log entry for each request of a user with a method that may change something."""
 
 from typing import Final
 
@@ -12,48 +12,48 @@ from agentsvc.http.routes import route_of
 from agentsvc.http.urls import address_of
 
 SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
-_LARGEST_BYTES: Final = 64 * 1024
-_BROKEN_OFF: Final = 0
-"""The status of an answer that the client did not take to its end."""
+_MAX_BODY_BYTES: Final = 64 * 1024
+_ABORTED: Final = 0
+"""Recorded status of a request whose response was aborted."""
 
 
-class _Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer says of what was made."""
+class _CreatedObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a response that identify the created object."""
 
     conversation_id: str | None = None
     id: str | int | None = None
 
 
 async def note_change(request: web.Request, response: web.StreamResponse | None) -> None:
-    """Note who asked for a change and how it ended, before the answer is sent; None if it broke off."""
+    """Write the audit entry of a request before its response is sent; None: it was aborted."""
     route = route_of(request)
     if PRINCIPAL not in request or route is None:
         return
-    made, status = ("", _BROKEN_OFF) if response is None else (_made(response), response.status)
+    created, status = ("", _ABORTED) if response is None else (_subject(response), response.status)
     named = ", ".join(f"{name}={value}" for name, value in request.match_info.items())
     action = f"{route.method} {route.path}"
-    told = request.get(AUDITED) or AuditNote(action=action, subject=named or made, status=status)
-    if not told.action:
+    note = request.get(AUDITED) or AuditNote(action=action, subject=named or created, status=status)
+    if not note.action:
         return
     entry = of_caller(
         request[PRINCIPAL],
-        told.action,
-        told.subject,
-        status=told.status,
+        note.action,
+        note.subject,
+        status=note.status,
         address=address_of(request),
         request_id=request[REQUEST_ID],
     )
     await request.app[AUDIT].note(entry)
 
 
-def _made(response: web.StreamResponse) -> str:
-    """Return what an answer says was made, if it does."""
+def _subject(response: web.StreamResponse) -> str:
+    """Return the subject of the audit entry from the response body, or an empty string."""
     body = response.body if isinstance(response, web.Response) else None
-    if not isinstance(body, bytes) or len(body) > _LARGEST_BYTES:
+    if not isinstance(body, bytes) or len(body) > _MAX_BODY_BYTES:
         return ""
-    made = decode_or_none(body, _Made)
-    if made is None:
+    created = decode_or_none(body, _CreatedObject)
+    if created is None:
         return ""
-    if made.conversation_id is not None:
-        return f"conversation_id={made.conversation_id}"
-    return "" if made.id is None else f"id={made.id}"
+    if created.conversation_id is not None:
+        return f"conversation_id={created.conversation_id}"
+    return "" if created.id is None else f"id={created.id}"

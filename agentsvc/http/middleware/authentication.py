@@ -1,6 +1,6 @@
 """Authenticates requests by API key, session key or login cookie.
 
-This is the one place that reads a key header.
+The only module that reads key headers.
 """
 
 import contextlib
@@ -22,23 +22,26 @@ _ACCESS_TOKEN: Final = istr("X-Access-Token")
 
 
 async def identify(request: web.Request, scope: Scope) -> None:
-    """Attach who is calling, if that has to be known yet; raises NotAuthenticated."""
+    """Store the caller in the request; raises NotAuthenticated.
+
+    A WebSocket without a key is left for its handler, which reads the key from the first message.
+    """
     if scope is Scope.SANDBOX:
         find = request.app[keys.SANDBOXES].identify
-        request[keys.SANDBOX] = await _first_good(request, find, "Invalid session API key")
+        request[keys.SANDBOX] = await _first_valid(request, find, "Invalid session API key")
     elif scope is Scope.PASS:
-        request[keys.PASS] = await _first_good(request, request.app[keys.CALLBACKS].identify_pass)
+        request[keys.PASS] = await _first_valid(request, request.app[keys.CALLBACKS].identify_pass)
     elif scope is Scope.MODEL:
         tokens = request.app[keys.MODEL_TOKENS]
-        request[keys.MODEL_TOKEN] = await _first_good(
+        request[keys.MODEL_TOKEN] = await _first_valid(
             request, tokens.identify, "Invalid model token"
         )
-    elif not _shows_key_later(request):
+    elif not _expects_key_message(request):
         request[keys.PRINCIPAL] = await _identify_user(request)
 
 
 def keys_of(request: web.Request) -> tuple[str, ...]:
-    """Return the keys a request carries, in whichever header, each once.
+    """Return the distinct keys in a request's headers.
 
     A client may send a user's key in one header and a sandbox's in another.
     """
@@ -53,7 +56,7 @@ def keys_of(request: web.Request) -> tuple[str, ...]:
 
 
 async def find_caller(request: web.Request) -> Principal | None:
-    """Return the user who calls a route that is open to everybody; None without a good key."""
+    """Return the user who calls an open route, or None without a valid key."""
     try:
         return await _identify_user(request)
     except NotAuthenticated:
@@ -61,9 +64,9 @@ async def find_caller(request: web.Request) -> Principal | None:
 
 
 async def has_good_key(request: web.Request) -> bool:
-    """Whether a request has a key that is good for anything, and that no browser adds by itself."""
+    """Whether a request has a valid key; cookies and passwords do not count: browsers add them."""
     app = request.app
-    for key in dict.fromkeys((*keys_of(request), *query_keys(request), *_own_keys(request))):
+    for key in dict.fromkeys((*keys_of(request), *query_keys(request), *_route_keys(request))):
         if await app[keys.SANDBOXES].find_by_key(key) is not None:
             return True
         for identify in (
@@ -78,7 +81,7 @@ async def has_good_key(request: web.Request) -> bool:
 
 
 def password_of(request: web.Request) -> tuple[str, ...]:
-    """Return the key a browser sends as a password, once a page has asked it for one."""
+    """Return the password of HTTP Basic authentication, in which a browser sends a key."""
     if hdrs.AUTHORIZATION not in request.headers:
         return ()
     try:
@@ -89,27 +92,27 @@ def password_of(request: web.Request) -> tuple[str, ...]:
 
 
 def _password(request: web.Request) -> tuple[str, ...]:
-    """Return the key a browser sends as a password, which counts on pages only."""
+    """Return the password of HTTP Basic authentication, which only pages accept as a key."""
     return password_of(request) if is_page(request) else ()
 
 
 def _query_keys(request: web.Request) -> list[str]:
-    """Return the keys in the query, which count where the route says so; they are never logged."""
+    """Return the keys in the query if the route accepts them; queries are never logged."""
     route = route_of(request)
     takes_them = route is not None and route.takes_query_key
     return query_keys(request) if takes_them else []
 
 
-def _shows_key_later(request: web.Request) -> bool:
-    """Whether the key may be the first message of a WebSocket, since there is none yet."""
+def _expects_key_message(request: web.Request) -> bool:
+    """Whether to expect the key in the first message of a WebSocket, as the request has none."""
     route = route_of(request)
     if route is None or not route.takes_query_key or not wants_socket(request):
         return False
     return not (keys_of(request) or _query_keys(request) or login_token(request))
 
 
-def _own_keys(request: web.Request) -> tuple[str, ...]:
-    """Return the key in the header that the route has for it."""
+def _route_keys(request: web.Request) -> tuple[str, ...]:
+    """Return the key in the route's own key header."""
     route = route_of(request)
     key = request.headers.get(route.key_header, "").strip() if route and route.key_header else ""
     return (key,) if key and key.isascii() else ()
@@ -118,8 +121,8 @@ def _own_keys(request: web.Request) -> tuple[str, ...]:
 async def _identify_user(request: web.Request) -> Principal:
     keyring, route = request.app[keys.KEYRING], route_of(request)
     makes_keys = route is not None and route.key_header == SERVICE_HEADER
-    for find in (keys_of, _password, _query_keys, _own_keys):
-        is_maker = makes_keys and find is _own_keys
+    for find in (keys_of, _password, _query_keys, _route_keys):
+        is_maker = makes_keys and find is _route_keys
         for key in find(request):
             try:
                 return await (keyring.identify_maker if is_maker else keyring.identify)(key)
@@ -131,10 +134,10 @@ async def _identify_user(request: web.Request) -> Principal:
     return await request.app[keys.LOGINS].identify(token)
 
 
-async def _first_good[T](
+async def _first_valid[T](
     request: web.Request, identify: Callable[[str], Awaitable[T]], *message: str
 ) -> T:
-    """Return what the first key in the headers that is good opens; raises NotAuthenticated."""
+    """Return the identity of the first valid key in the headers; raises NotAuthenticated."""
     for key in keys_of(request):
         try:
             return await identify(key)

@@ -1,8 +1,7 @@
 """Checks the Host header against the names of this server.
 
-A page can have a name of its own lead to this machine, and a browser takes the server for a part of
-that page then. So a request for another name than the server's gets nothing, unless a key in it says
-who sends it.
+Protects from DNS rebinding: a page whose host name resolves to this machine would share its origin
+with the server. So a request with an unknown host name is rejected unless it has a valid key.
 """
 
 import ipaddress
@@ -15,25 +14,25 @@ import msgspec
 from agentsvc.config import Config
 from agentsvc.http.port_origins import LOCAL_DOMAIN, domain_of, name_of
 
-_EVERY: Final = "*"
+_ANY_HOST: Final = "*"
 
 
 class KnownHosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Names, and domains of which every name below counts; an address is nobody's name."""
+    """Accepted host names and domains with their subdomains; IP addresses are always accepted."""
 
     names: frozenset[str]
     domains: frozenset[str]
 
     def knows(self, host: str) -> bool:
-        """Whether the value of a Host header is one of these."""
+        """Whether the value of a Host header is accepted."""
         name = name_of(host)
-        if _EVERY in self.names or name in self.names or _is_address(name):
+        if _ANY_HOST in self.names or name in self.names or _is_address(name):
             return True
         return any(name.endswith(f".{domain}") for domain in self.domains)
 
 
 def known_hosts(config: Config, *, machine: str = "") -> KnownHosts:
-    """Return the names that follow from a configuration, and those of this machine."""
+    """Return the host names in the configuration and those of this machine."""
     server = config.server
     machine = (machine or socket.gethostname()).lower()
     urls = (server.public_url, server.internal_url)

@@ -1,6 +1,6 @@
-"""Does a request that carries an `Idempotency-Key` once, however often it is sent.
+"""Executes a request with an `Idempotency-Key` only once, and replays its response to repeats.
 
-The header is that of the draft of the IETF's HTTPAPI group, its value in quotes or bare.
+The header follows the draft of the IETF's HTTPAPI group; quotes around its value are optional.
 """
 
 import hashlib
@@ -20,66 +20,66 @@ from agentsvc.storage import Transaction, watched_by
 HEADER: Final = istr("Idempotency-Key")
 REPLAYED: Final = "Idempotency-Replayed"
 
-_LONGEST_KEY: Final = 255
+_MAX_KEY_CHARS: Final = 255
 _KEY: Final = re.compile(r"[\x20-\x7e]+")
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 
 
 @web.middleware
 async def answer_once(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a repeat as the first was answered, without doing it again.
+    """Replay the stored response of a repeated request; execute a new one and store its response.
 
-    Raises BadRequest for what is no key, RequestInProgress while the first is being done, and
-    IdempotencyKeyReused where the key came with something else.
+    Raises BadRequest for an invalid key, RequestInProgress while the first request is executed, and
+    IdempotencyKeyReused if the key was used with another request.
     """
     route = route_of(request)
     if HEADER not in request.headers or route is None or not takes_repeats(route):
         return await handler(request)
     slot = await _slot_of(request, route)
-    repeats = request.app[IDEMPOTENCY]
-    kept = await repeats.find(slot)
-    if kept is not None and kept.is_final:
-        return _again(kept)
-    with repeats.claim(slot):
-        # It may have been done since.
-        kept = await repeats.find(slot)
-        if kept is not None and kept.is_final:
-            return _again(kept)
-        watch = _Watch(request, route, slot)
-        if kept is not None and route.goes_on is not None:
-            return await route.goes_on(request, kept.body)
-        await repeats.check_room(slot.user_id)
-        return await watch.do(handler)
+    store = request.app[IDEMPOTENCY]
+    stored = await store.find(slot)
+    if stored is not None and stored.is_final:
+        return _replay(stored)
+    with store.claim(slot):
+        # The first request may have finished since the first look-up.
+        stored = await store.find(slot)
+        if stored is not None and stored.is_final:
+            return _replay(stored)
+        execution = _Execution(request, route, slot)
+        if stored is not None and route.goes_on is not None:
+            return await route.goes_on(request, stored.body)
+        await store.check_room(slot.user_id)
+        return await execution.do(handler)
 
 
 def to_key(text: str) -> str:
-    """Return the key in a header; raises BadRequest for what is none."""
+    """Parse the key in a header; raises BadRequest."""
     stripped = text.strip()
     if stripped.startswith('"'):
         quoted = _QUOTED.fullmatch(stripped)
         stripped = re.sub(r"\\(.)", r"\1", quoted.group(1)) if quoted else ""
-    if len(stripped) > _LONGEST_KEY or not _KEY.fullmatch(stripped):
+    if len(stripped) > _MAX_KEY_CHARS or not _KEY.fullmatch(stripped):
         raise BadRequest(
-            f"The {HEADER} should be 1 to {_LONGEST_KEY} printable ASCII characters, once"
+            f"Send one {HEADER} header of 1 to {_MAX_KEY_CHARS} printable ASCII characters"
         )
     return stripped
 
 
-class _Watch:
-    """One request with a key, from its beginning to its answer."""
+class _Execution:
+    """The execution of a request with a key, which stores its response."""
 
     def __init__(self, request: web.Request, route: Route, slot: IdempotencySlot) -> None:
         self._request = request
         self._route = route
         self._slot = slot
-        self._repeats = request.app[IDEMPOTENCY]
+        self._store = request.app[IDEMPOTENCY]
         self._stored: StoredAnswer | None = None
         self._is_over = False
         if route.is_stream:
             request[ON_STREAMED] = self._end_stream
 
     async def do(self, handler: Handler) -> web.StreamResponse:
-        """Do what is asked for; what was done is answered as it is stored."""
+        """Call the handler; if its effect was stored, respond with the stored response."""
         try:
             with watched_by(self._note):
                 response = await handler(self._request)
@@ -93,46 +93,46 @@ class _Watch:
             return response
         if self._stored is not None:
             return _to_response(self._stored)
-        kept = StoredAnswer(
+        stored = StoredAnswer(
             status=response.status, media=response.content_type, body=_body_of(response)
         )
-        await self._repeats.keep(self._slot, kept)
+        await self._store.keep(self._slot, stored)
         return response
 
     async def _end_stream(self, last: bytes) -> None:
-        kept = StoredAnswer(
+        stored = StoredAnswer(
             status=self._route.status, media=self._route.media, body=b"[" + last + b"]"
         )
-        await self._repeats.keep(self._slot, kept)
+        await self._store.keep(self._slot, stored)
 
-    async def _note(self, tx: Transaction, made: object) -> None:
-        """Store the answer with what the request has made, if it is that."""
+    async def _note(self, tx: Transaction, created: object) -> None:
+        """Store the response in the transaction of the route's effect; ignore other objects."""
         effect = self._route.effect
-        is_it = effect is not None and isinstance(made, effect.kind)
+        is_it = effect is not None and isinstance(created, effect.kind)
         if effect is None or not is_it or self._is_over or self._stored is not None:
             return
-        answer = effect.answer(self._request, made)
-        kept = StoredAnswer(
+        answer = effect.answer(self._request, created)
+        stored = StoredAnswer(
             status=answer.status,
             media=answer.content_type,
             body=_body_of(answer),
             is_final=not self._route.is_stream,
         )
-        await self._repeats.keep_in(tx, self._slot, kept)
-        tx.after_commit(lambda: self._set(kept))
+        await self._store.keep_in(tx, self._slot, stored)
+        tx.after_commit(lambda: self._set(stored))
 
-    def _set(self, kept: StoredAnswer) -> None:
-        self._stored = kept
+    def _set(self, stored: StoredAnswer) -> None:
+        self._stored = stored
 
 
-def _again(kept: StoredAnswer) -> web.Response:
-    response = _to_response(kept)
+def _replay(stored: StoredAnswer) -> web.Response:
+    response = _to_response(stored)
     response.headers[REPLAYED] = "true"
     return response
 
 
-def _to_response(kept: StoredAnswer) -> web.Response:
-    return web.Response(status=kept.status, body=kept.body, content_type=kept.media)
+def _to_response(stored: StoredAnswer) -> web.Response:
+    return web.Response(status=stored.status, body=stored.body, content_type=stored.media)
 
 
 def _body_of(response: web.StreamResponse) -> bytes:

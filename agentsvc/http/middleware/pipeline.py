@@ -1,8 +1,8 @@
-"""The pipeline of every request: its id and log line, its errors, its caller.
+"""The middleware pipeline of every request: request id, access log, errors, authentication.
 
-The order is that of the functions: `trace_request`, `answer`, `_check_sender`, what stands before
-callers (the gateway), `_check_caller`, the handler. This is the one place where an error becomes a
-response; whose a key is, `authentication` finds out.
+The order is that of the functions: `trace_request`, `answer`, `_check_sender`, the interceptors
+(the gateway), `_check_caller`, the handler. Only this module converts exceptions to responses;
+`authentication` identifies callers.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ from agentsvc.http.wire import (
 log = logging.getLogger(__name__)
 
 type Interceptor = Callable[[web.Request], Awaitable[web.StreamResponse | None] | None]
-"""Answers a request in place of its handler; None for one that is left to the handler."""
+"""Responds to a request in place of its handler, or returns None to leave it to the handler."""
 
 
 class Activity:
-    """When the server started and when it last had something to do."""
+    """Times of the server's start and of its last request."""
 
     def __init__(self) -> None:
         self.started_at = now()
@@ -71,29 +71,29 @@ class Activity:
         self._cpu_began = time.process_time()
 
     def note(self) -> None:
-        """Remember that a request came."""
+        """Record the time of a request."""
         self._last = monotonic()
 
     @property
     def uptime_seconds(self) -> float:
-        """How long the server has run."""
+        """Seconds since the start of the server."""
         return monotonic() - self._began
 
     @property
     def cpu_seconds(self) -> float:
-        """How much of a processor's time was used since."""
+        """CPU seconds used since the start."""
         return time.process_time() - self._cpu_began
 
     @property
     def idle_seconds(self) -> float:
-        """How long no request has come, health checks aside."""
+        """Seconds since the last request, without health checks."""
         return monotonic() - self._last
 
 
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
 
 _KNOWS_HOST: Final[web.AppKey[Callable[[str], bool]]] = web.AppKey("knows_host")
-_BEFORE_CALLERS: Final[web.AppKey[tuple[Interceptor, ...]]] = web.AppKey("before_callers")
+_INTERCEPTORS: Final[web.AppKey[tuple[Interceptor, ...]]] = web.AppKey("before_callers")
 _TIME_LIMIT: Final[web.AppKey[TimeLimit]] = web.AppKey("time_limit", TimeLimit)
 _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
@@ -116,36 +116,36 @@ _MAX_HOSTS: Final = 256
 def install(
     app: web.Application, config: Config, *, before_callers: Sequence[Interceptor] = ()
 ) -> None:
-    """Surround the application.
+    """Install the middleware in an application.
 
-    `before_callers` see a request before it is asked for its key, and may answer it.
+    The interceptors in `before_callers` run before authentication and may respond to a request.
     """
     server = config.server
     app[ACTIVITY] = Activity()
     app[keys.MEASURES] = RequestMetrics()
     app[LIMITS] = RateLimits(config.limits)
-    # As many answers may be kept back at a time as are a quarter of the connections.
+    # Delayed responses may occupy up to a quarter of the connections.
     app[REFUSAL_DELAY] = RefusalDelay(server.max_connections // 4)
     app[LOG_THROTTLE] = Throttle(LINES_A_MINUTE)
     app[_CORS_ORIGINS] = frozenset(server.cors_origins)
     app[_TIME_LIMIT] = TimeLimit(server.request_seconds)
     knows: Callable[[str], bool] = lru_cache(maxsize=_MAX_HOSTS)(known_hosts(config).knows)
     app[_KNOWS_HOST] = knows
-    app[_BEFORE_CALLERS] = tuple(before_callers)
+    app[_INTERCEPTORS] = tuple(before_callers)
     app.middlewares.extend((trace_request, answer))
     app.on_response_prepare.append(_add_headers)
 
 
 @web.middleware
 async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id, count it, and write one access line when it is over."""
+    """Assign a request id, measure the request, and write its access log line at the end."""
     request_id = new_id()
     request[keys.REQUEST_ID] = request_id
-    # To look for what is not there costs more than this.
+    # Set explicitly, because look-ups of missing keys are slower.
     request[keys.IS_FORWARDED] = False
     CURRENT_REQUEST.set(request_id)
     if (task := asyncio.current_task()) is not None:
-        # What is said of a task says for whom it works.
+        # Log lines about the task then name its request.
         task.set_name(f"{request.method} {request.path} (request {request_id})")
     app = request.app
     if request.path not in _HEALTH_PATHS:
@@ -162,23 +162,23 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
         raise
     finally:
         measures.running -= 1
-        _note_end(request, status, monotonic() - began)
+        _record(request, status, monotonic() - began)
     is_held = status >= HTTPStatus.BAD_REQUEST and request.get(IS_HELD, False)
     if is_held and not response.prepared and not await app[REFUSAL_DELAY].hold():
-        # There was no place to wait.
+        # Too many responses are delayed already: close the connection instead.
         response.force_close()
     return response
 
 
 @web.middleware
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with what the handler returns, or with an error of the one shape."""
+    """Return the handler's response, or convert its exception to an error response."""
     is_change = request.method not in SAFE_METHODS
     try:
         response = await _check_sender(request, handler)
-    except Exception as exc:  # noqa: BLE001  # the last resort: whatever escapes is a bug
+    except Exception as exc:  # noqa: BLE001  # the last resort: unexpected exceptions are bugs
         try:
-            response = _answer_failure(request, exc)
+            response = _response_to(request, exc)
         except ConnectionError:
             if is_change:
                 await note_change(request, None)
@@ -186,12 +186,12 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     if is_change:
         await note_change(request, response)
     if request.body_exists:
-        _close_on_bad_body(request, response)
+        _close_on_unread_body(request, response)
     return response
 
 
 async def _check_sender(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Check where a request comes from and for which server it is."""
+    """Check the Host header, answer preflights, and let interceptors respond."""
     app = request.app
     is_proxied = is_from_proxy(request)
     count_request(request, address_of(request) if is_proxied else None)
@@ -200,7 +200,7 @@ async def _check_sender(request: web.Request, handler: Handler) -> web.StreamRes
         await _check_unknown_host(request, host)
     if request.method == hdrs.METH_OPTIONS and _is_preflight(request):
         return _answer_preflight(request)
-    for intercept in app[_BEFORE_CALLERS]:
+    for intercept in app[_INTERCEPTORS]:
         answering = intercept(request)
         if answering is not None and (response := await answering) is not None:
             return response
@@ -208,7 +208,7 @@ async def _check_sender(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Find out who calls, as the scope of the route demands, and call the handler."""
+    """Authenticate and authorize the caller for the route's scope, and call the handler."""
     route = route_of(request)
     if route is None:
         failure = request.match_info.http_exception
@@ -225,7 +225,7 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
             enforce(request, request.app[LIMITS].keys.take(caller.key_id))
             check_scope(route.scope, caller)
         else:
-            await _count_sandbox(request)
+            await _apply_sandbox_limits(request)
     if IDEMPOTENCY_HEADER in request.headers:
         handler = partial(answer_once, handler=handler)
     with nullcontext() if route.is_stream else request.app[_TIME_LIMIT]:
@@ -235,46 +235,46 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
         except errors.InvalidRequest as exc:
             raise await with_all_problems(request, exc) from exc.__cause__
         except errors.NotFound as exc:
-            await _check_still_known(request, exc)
+            await _check_still_authenticated(request, exc)
             raise
 
 
-async def _check_still_known(request: web.Request, exc: errors.NotFound) -> None:
-    """Raise NotAuthenticated for a caller whose key, or whole account, has gone meanwhile."""
+async def _check_still_authenticated(request: web.Request, exc: errors.NotFound) -> None:
+    """Raise NotAuthenticated if the caller's key or account was deleted during the request."""
     caller = request.get(keys.PRINCIPAL)
     if caller is not None and await request.app[keys.OPEN_CONNECTIONS].find(caller) is None:
         raise errors.NotAuthenticated from exc
 
 
-def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:
-    """End the connection, where a body nobody read may not be what its headers say."""
+def _close_on_unread_body(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after a response if the rest of the body is malformed or compressed."""
     body = request.content
     if body.exception() is not None:
         response.force_close()
     elif hdrs.CONTENT_ENCODING in request.headers and not body.is_eof():
         response.force_close()
-        # aiohttp (3.14.5) would unpack all the rest, and do nothing else meanwhile.
+        # aiohttp (3.14.5) would decompress the rest, which blocks the event loop.
         if request.transport is not None:
             request.transport.pause_reading()
         body.feed_eof()
 
 
 async def _check_unknown_host(request: web.Request, host: str) -> None:
-    """Answer nobody without a good key under a name that is not the server's; raises UnknownHost.
+    """Raise UnknownHost for an unknown host name unless the request has a valid key.
 
-    That somebody is alive is told to whoever asks. A trusted proxy decides for itself which names
-    it passes on. The key is checked here, since a page of that name can send any that it makes up.
+    Health checks are exempt. Trusted proxies check host names themselves. The key must be valid,
+    since a page at that host name can send any text as a key.
     """
     if request.path not in _HEALTH_PATHS and not await has_good_key(request):
         raise errors.UnknownHost(
-            "The server does not go by this name; `server.public_url` or `server.allowed_hosts`"
-            " in its configuration can name it",
+            "The Host header is not a name of this server; set `server.public_url` or"
+            " `server.allowed_hosts` to allow it",
             detail=host,
         )
 
 
 def _is_preflight(request: web.Request) -> bool:
-    """Whether a browser asks before a request from another origin, which may read the answer."""
+    """Whether a request is a CORS preflight of an allowed origin."""
     return bool(
         request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD) and _allowed_origin(request)
     )
@@ -292,39 +292,40 @@ def _answer_preflight(request: web.Request) -> web.Response:
 
 
 def _answer_options(failure: web.HTTPMethodNotAllowed) -> web.Response:
-    """Answer which methods a path takes, to whoever asks; what is for a sandbox is not asked here."""
+    """Respond to OPTIONS with the allowed methods of a path."""
     allowed = sorted({*failure.allowed_methods, hdrs.METH_OPTIONS})
     return web.Response(status=204, headers={hdrs.ALLOW: ", ".join(allowed)})
 
 
-def _answer_failure(request: web.Request, exc: Exception) -> web.Response:
-    """Turn whatever is raised into a response of the one error shape.
+def _response_to(request: web.Request, exc: Exception) -> web.Response:
+    """Convert an exception to an error response.
 
-    Raises what is no failure but a redirection, and ConnectionError where no answer can be given.
+    Raises redirections again, and ConnectionError if the response has begun or the client has
+    disconnected.
     """
     if isinstance(exc, errors.NotAuthenticated | errors.UnknownHost):
-        exc = _count_stranger(request) or exc
+        exc = _count_unauthenticated(request) or exc
     elif isinstance(exc, web.HTTPException) and exc.status < HTTPStatus.BAD_REQUEST:
         raise exc
     has_gone = isinstance(exc, ConnectionError) and request.transport is None
     if request.get(_HAS_BEGUN, False) or has_gone:
-        _break_off(request, exc)
-    return _answer(request, exc)
+        _abort_response(request, exc)
+    return _error_response(request, exc)
 
 
-async def _count_sandbox(request: web.Request) -> None:
-    """Count a request for the sandbox whose key it shows; one that sends much waits here."""
+async def _apply_sandbox_limits(request: web.Request) -> None:
+    """Count a request and its body for the limits of its sandbox; waits if they are exceeded."""
     sandbox_id = _sandbox_of(request)
     if not sandbox_id:
         return
     show_key(request, sandbox_id=sandbox_id)
     if keys.PASS not in request:
-        # Its bodies are longer than those of users.
+        # Sandboxes send larger bodies than users.
         request[BODY_LIMIT] = max(request.client_max_size, CALLBACK_BODY_BYTES)
     allowance = SandboxAllowance(request, sandbox_id)
     await allowance.spend(Budget.REQUESTS, 1)
     if keys.SANDBOX in request:
-        # Before any of it is read, so that what waits is not in memory.
+        # Wait before the body is read, so that it does not occupy memory meanwhile.
         announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
         await allowance.spend(Budget.BYTES, announced)
         wait: OnMoreBody = partial(allowance.spend, Budget.BYTES)
@@ -332,7 +333,7 @@ async def _count_sandbox(request: web.Request) -> None:
 
 
 def _sandbox_of(request: web.Request) -> str:
-    """Return the sandbox whose key a request has shown, or an empty text."""
+    """Return the id of the authenticated sandbox, or an empty string."""
     if keys.SANDBOX in request:
         return request[keys.SANDBOX].id
     if keys.PASS in request:
@@ -340,8 +341,8 @@ def _sandbox_of(request: web.Request) -> str:
     return request[keys.MODEL_TOKEN].sandbox_id if keys.MODEL_TOKEN in request else ""
 
 
-def _count_stranger(request: web.Request) -> errors.TooManyRequests | None:
-    """Count a request without a good key; return what to answer if its address sends too many."""
+def _count_unauthenticated(request: web.Request) -> errors.TooManyRequests | None:
+    """Count an unauthenticated request; returns an error if its address has sent too many."""
     if keys.PRINCIPAL in request:
         return None
     state = request.app[LIMITS].addresses.take(client_of(request))
@@ -353,30 +354,30 @@ def _count_stranger(request: web.Request) -> errors.TooManyRequests | None:
     return None
 
 
-def _answer(request: web.Request, failure: Exception) -> web.Response:
-    error = failure if isinstance(failure, errors.AgentsvcError) else _foreseen(failure)
+def _error_response(request: web.Request, failure: Exception) -> web.Response:
+    error = failure if isinstance(failure, errors.AgentsvcError) else _to_error(failure)
     request[_ERROR_CODE] = error.code
-    reason = _refusal_of(request, error)
+    reason = _refusal_reason(request, error)
     if isinstance(error, errors.TooManyRequests) or reason is Refusal.SANDBOX_QUOTA:
         request[IS_HELD] = True
-    _write_failure(error, failure)
+    _log_failure(error, failure)
     if reason is not None:
         request.app[keys.MEASURES].refuse(reason)
-        _write_sandbox_line(request, error, reason)
+        _log_refusal(request, error, reason)
     body = error_body(error, request[keys.REQUEST_ID])
     response = raw_json_response(body, status=error.status)
     if error.retryable:
         response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
     if isinstance(error, errors.MalformedBody | errors.BodyTooLarge):
-        # What is left of the body is of no use, and may hide where the next request begins.
+        # The rest of the body is not read, so the start of the next request is unknown.
         response.force_close()
     if isinstance(error, errors.MethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(error.allowed)
     return response
 
 
-def _refusal_of(request: web.Request, error: errors.AgentsvcError) -> Refusal | None:
-    """Return why a caller was turned away, if that is what an error says."""
+def _refusal_reason(request: web.Request, error: errors.AgentsvcError) -> Refusal | None:
+    """Return the reason to count an error as a refusal, or None for other errors."""
     if keys.REFUSED_FOR in request:
         return request[keys.REFUSED_FOR]
     match error:
@@ -384,7 +385,7 @@ def _refusal_of(request: web.Request, error: errors.AgentsvcError) -> Refusal | 
             return Refusal.HOST
         case errors.NotAuthenticated():
             route = route_of(request)
-            # Where no key is asked for, what was not good was a login.
+            # On open routes, only logins raise NotAuthenticated.
             is_login = route is not None and route.scope is Scope.OPEN
             return Refusal.LOGIN if is_login else Refusal.KEY
         case errors.QuotaExceeded() if keys.SANDBOX in request:
@@ -395,8 +396,8 @@ def _refusal_of(request: web.Request, error: errors.AgentsvcError) -> Refusal | 
             return None
 
 
-def _foreseen(failure: Exception) -> errors.AgentsvcError:
-    """Return the error class for what aiohttp raised; a bug is an internal error."""
+def _to_error(failure: Exception) -> errors.AgentsvcError:
+    """Convert an exception of aiohttp to an error; any other one is an internal error."""
     match failure:
         case web.HTTPNotFound():
             return errors.NotFound()
@@ -410,7 +411,7 @@ def _foreseen(failure: Exception) -> errors.AgentsvcError:
             return errors.AgentsvcError("Internal Server Error")
 
 
-def _write_failure(error: errors.AgentsvcError, failure: Exception) -> None:
+def _log_failure(error: errors.AgentsvcError, failure: Exception) -> None:
     is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     if is_ours and error is not failure:
         log.error("request failed with an unexpected error", exc_info=failure)
@@ -419,16 +420,16 @@ def _write_failure(error: errors.AgentsvcError, failure: Exception) -> None:
         log.log(level, "request refused", extra={"code": error.code, "reason": error.detail})
 
 
-def _write_sandbox_line(request: web.Request, error: errors.AgentsvcError, reason: Refusal) -> None:
-    """Say of a sandbox that it is turned away, now and then."""
+def _log_refusal(request: web.Request, error: errors.AgentsvcError, reason: Refusal) -> None:
+    """Log the refusal of a sandbox's request, at most once a minute per sandbox."""
     sandbox_id = _sandbox_of(request)
     if sandbox_id and request.app[LOG_THROTTLE].admits(sandbox_id):
         extra = {"sandbox_id": sandbox_id, "why": str(reason), "reason": error.message}
         log.warning("request of a sandbox refused, its limit is reached", extra=extra)
 
 
-def _break_off(request: web.Request, failure: Exception) -> NoReturn:
-    """End a connection whose client has gone, or whose response had begun: there is no other answer."""
+def _abort_response(request: web.Request, failure: Exception) -> NoReturn:
+    """Abort the connection if the client has disconnected or the response has begun."""
     if isinstance(failure, errors.AgentsvcError):
         extra = {"code": failure.code, "reason": failure.message}
         log.warning("response aborted", extra=extra)
@@ -436,13 +437,13 @@ def _break_off(request: web.Request, failure: Exception) -> NoReturn:
         log.error("response aborted", exc_info=failure)
     if request.transport is not None:
         request.transport.abort()
-    raise ConnectionResetError("the response broke off") from failure
+    raise ConnectionResetError("the response was aborted") from failure
 
 
-def _note_end(request: web.Request, status: int, seconds: float) -> None:
-    """Count a request by its route, and write its line.
+def _record(request: web.Request, status: int, seconds: float) -> None:
+    """Measure a finished request by its route, and write its access log line.
 
-    Whatever a client makes up is one route, and one method.
+    Unknown paths and methods share one label each, since clients can invent any number of them.
     """
     app, route = request.app, route_of(request)
     is_forwarded = request.get(keys.IS_FORWARDED, False)
@@ -454,27 +455,27 @@ def _note_end(request: web.Request, status: int, seconds: float) -> None:
         seconds=None if is_forwarded or (route is not None and route.is_stream) else seconds,
     )
     is_refused = status >= HTTPStatus.BAD_REQUEST
-    is_dull = request.path in _HEALTH_PATHS or (
+    is_quiet = request.path in _HEALTH_PATHS or (
         is_refused
         and request.get(IS_HELD, False)
         and not app[LOG_THROTTLE].admits(client_of(request))
     )
-    level = logging.DEBUG if is_dull else logging.INFO
+    level = logging.DEBUG if is_quiet else logging.INFO
     if not log.isEnabledFor(level):
         return
-    facts = {
+    fields = {
         "method": request.method,
         "path": request.rel_url.raw_path,
         "status": status,
         "duration_ms": round(seconds * 1000, 1),
     }
     if is_refused and _ERROR_CODE in request:
-        facts["code"] = request[_ERROR_CODE]
-    write_fast(log, level, "request", facts)
+        fields["code"] = request[_ERROR_CODE]
+    write_fast(log, level, "request", fields)
 
 
 def _allowed_origin(request: web.Request) -> str:
-    """Return the origin of the request if it may read the answer, else an empty text."""
+    """Return the origin of a request if CORS allows it, or an empty string."""
     origin = request.headers.get(hdrs.ORIGIN, "")
     allowed = request.app[_CORS_ORIGINS]
     return origin if origin and (origin in allowed or "*" in allowed) else ""
@@ -492,7 +493,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         for name, value in _ALWAYS:
             headers.setdefault(name, value)
         if response.status == errors.NotAuthenticated.status:
-            # Browsers ask for a password where Basic is named, which is right for pages only.
+            # Browsers prompt for a password if Basic is named, which only suits pages.
             challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
             headers.setdefault(hdrs.WWW_AUTHENTICATE, challenge)
     if request.app[_CORS_ORIGINS]:
@@ -502,7 +503,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
             headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
             headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
     if request.get(keys.AWAITS_CONTINUE, False) or is_last(request):
-        # A client that waits to be told to send its body may send it all the same, and then the
-        # body would be taken for the next request.
+        # A client that expects `100 Continue` may send its body anyway, which would then be parsed
+        # as the next request.
         response.force_close()
         headers[hdrs.CONNECTION] = "close"

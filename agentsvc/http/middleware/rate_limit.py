@@ -1,6 +1,6 @@
 """Rate limits per key, per sandbox and per address.
 
-What is left of a limit is told in the headers of the IETF's draft, `RateLimit` and
+Responses report the remaining requests in the headers of the IETF draft, `RateLimit` and
 `RateLimit-Policy`.
 """
 
@@ -19,23 +19,23 @@ from agentsvc.http.server.metrics_registry import Refusal
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 
 _WINDOW_SECONDS: Final = 60
-_MISTAKES: Final = 30
-_LONGEST_WAIT_SECONDS: Final = 10.0
-"""Agent servers wait thirty seconds for an answer."""
-_REFUSED: Final = {
+_ACCIDENTAL_REQUESTS: Final = 30
+_MAX_WAIT_SECONDS: Final = 10.0
+"""Maximum delay of a sandbox's request; agent servers time out after thirty seconds."""
+_EXCEEDED: Final = {
     "key": (Refusal.KEY_RATE, "Too many requests with this key"),
     "address": (
         Refusal.ADDRESS_RATE,
         "Too many requests without a good key come from this address",
     ),
 }
-"""What is counted and told, by the name of the limit."""
+"""Metric reason and error text by the name of the limit."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a limit to a caller, and in how many seconds all of it will be.
+    """The remaining requests of a caller, and the seconds until the limit is fully replenished.
 
-    One more request is taken after `retry_seconds`, which is 0 while there is something left.
+    The next request is accepted after `retry_seconds`; 0 if this one was accepted.
     """
 
     name: str
@@ -45,7 +45,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     retry_seconds: int
 
     def headers(self) -> dict[str, str]:
-        """Return what tells a client."""
+        """Return the response headers of the limit."""
         return {
             "RateLimit-Policy": f'"{self.name}";q={self.most};w={_WINDOW_SECONDS}',
             "RateLimit": f'"{self.name}";r={self.left};t={self.reset_seconds}',
@@ -53,7 +53,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(StrEnum):
-    """What each sandbox has so much of."""
+    """The budgets of each sandbox; the values are for error texts."""
 
     REQUESTS = "requests"
     BYTES = "bytes of reports"
@@ -63,7 +63,7 @@ _REFUSALS: Final = {Budget.REQUESTS: Refusal.SANDBOX_RATE, Budget.BYTES: Refusal
 
 
 class RateLimit(Throttle):
-    """So many requests a minute of each caller, which may come at once; 0 is no limit."""
+    """A limit on requests per minute of each caller; bursts are allowed, and 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
         super().__init__(most)
@@ -71,7 +71,7 @@ class RateLimit(Throttle):
         self._max_per_minute = most
 
     def take(self, caller: object) -> State | None:
-        """Count a request, unless nothing is left; None without a limit."""
+        """Count a request if the limit allows it; returns the state, or None without a limit."""
         if not self._max_per_minute:
             return None
         seconds, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
@@ -86,7 +86,7 @@ class RateLimit(Throttle):
 
 
 class RateLimits:
-    """Every limit on what is sent: by keys, by sandboxes, by addresses that show no good key."""
+    """All rate limits: per key, per sandbox, and per address without a valid key."""
 
     def __init__(self, config: LimitsConfig) -> None:
         self.keys = RateLimit("key", config.requests_per_minute)
@@ -99,18 +99,18 @@ class RateLimits:
 
 
 class SandboxAllowance:
-    """What one request of a sandbox takes of what the sandbox may send.
+    """The consumption of a sandbox's budgets by one request.
 
-    It waits rather than being refused: an agent server sends what was refused a few times only.
+    Requests are delayed rather than rejected, because an agent server retries only a few times.
     """
 
     def __init__(self, request: web.Request, sandbox_id: str) -> None:
         self._request = request
         self._sandbox_id = sandbox_id
-        self._max_wait_seconds = _LONGEST_WAIT_SECONDS
+        self._max_wait_seconds = _MAX_WAIT_SECONDS
 
     async def spend(self, budget: Budget, count: int) -> None:
-        """Wait until so much may be sent; raises TooManyRequests if that takes too long."""
+        """Wait until a budget allows `count` more; raises TooManyRequests if it takes too long."""
         seconds, is_taken = (
             self._request.app[LIMITS]
             .sandboxes[budget]
@@ -127,20 +127,20 @@ class SandboxAllowance:
 
 LIMITS: Final[web.AppKey[RateLimits]] = web.AppKey("limits", RateLimits)
 STATE: Final[web.RequestKey[State]] = web.RequestKey("limit_state", State)
-"""What the caller of a request has left, where that is limited."""
+"""The state of the caller's limit, if there is one."""
 
 
 def is_many(state: State) -> bool:
-    """Whether a caller has sent more, of what is limited, than a mistake explains."""
-    return state.left < state.most - _MISTAKES
+    """Whether a caller has used more of the limit than accidental requests explain."""
+    return state.left < state.most - _ACCIDENTAL_REQUESTS
 
 
 def enforce(request: web.Request, state: State | None) -> None:
-    """Have the answer tell what is left; raises TooManyRequests if nothing is."""
+    """Add the limit to the response headers; raises TooManyRequests if it is exceeded."""
     if state is None:
         return
     request[STATE] = state
     if state.retry_seconds:
-        request[REFUSED_FOR], message = _REFUSED[state.name]
+        request[REFUSED_FOR], message = _EXCEEDED[state.name]
         extra = {"message": message}
         raise TooManyRequests(message, extra=extra, retry_after_seconds=state.retry_seconds)

@@ -1,8 +1,8 @@
-"""The key as the first message of a WebSocket, from clients that can send no header with it.
+"""Authentication by the first message of a WebSocket, for clients that cannot send headers.
 
-It is what published clients say to agent servers: `{"type": "auth", "session_api_key": "..."}`. Who
-opened a WebSocket without any key has little time to say it, and is one of the connections without a
-good key until then, of which the oldest make room for new ones.
+Published clients send `{"type": "auth", "session_api_key": "..."}` to agent servers. A client must
+send it within a short time; until then, its connection counts as unauthenticated and may be
+evicted.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from agentsvc.http.keys import CONFIG, SDK_VERSION
 from agentsvc.http.sdk_versions import unmark
 
 LARGEST_FIRST_BYTES: Final = 4096
-"""How long a first message may be."""
+"""Maximum size of the first message."""
 
 
 class AuthMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ _AUTH = msgspec.json.Decoder(AuthMessage)
 
 
 async def first_message_key(request: web.Request, message: Awaitable[bytes | str]) -> str:
-    """Return the key in a message that may still come; raises NotAuthenticated if it has none.
+    """Wait for the first message and return its key; raises NotAuthenticated.
 
-    What it says of its client is noted in the request.
+    Stores the SDK version in the key's suffix in the request.
     """
     try:
         async with asyncio.timeout(request.app[CONFIG].server.first_message_seconds):
@@ -49,5 +49,5 @@ async def first_message_key(request: web.Request, message: Awaitable[bytes | str
 
 
 def wants_socket(request: web.Request) -> bool:
-    """Whether a client asks for a WebSocket."""
+    """Whether a request is an upgrade to a WebSocket."""
     return request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
