@@ -1,9 +1,9 @@
-"""The HTTP API: what is on the wire, and nothing that decides anything.
+"""The HTTP API: routes, request and response formats; no business logic.
 
-Begin with `routes` (what a route is) and `middleware` (what every request passes through). `v0` and `v1` are
-the two generations and never import each other, `gateway` passes requests on to sandboxes, `web` is the
-console, `server` the connections, `openapi` the description. Imports everything but `extension`, `app`,
-`cli` and `testing`.
+Begin with `routes` (what a route is) and `middleware` (what every request passes through). `v0` and
+`v1` are the two generations of the API and never import each other, `gateway` proxies requests to
+sandboxes, `web` is the console, `server` handles connections, `openapi` generates the OpenAPI
+document. May import every package except `extension`, `app`, `cli` and `testing`.
 """
 
 from agentsvc.http.gateway.authorization import Authorizer as Authorizer

@@ -1,4 +1,4 @@
-"""Streams of conversations beside another stream, in one WebSocket: so a browser needs only one."""
+"""Multiplexed streams: one WebSocket carries further conversation streams beside its own."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -13,21 +13,21 @@ from agentsvc.base import MAX_INT, AgentsvcError
 from agentsvc.http.wire import encode
 
 _MAX: Final = 64
-"""How many streams one WebSocket may have beside its own."""
+"""Maximum number of streams that one WebSocket carries beside its own."""
 
 
 class StreamItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is told; `data` is JSON."""
+    """A message of a stream; `data` is JSON."""
 
     type: str
     data: bytes = b"{}"
     id: int | None = None
     stream: str | None = None
-    """Which of the streams in one WebSocket it belongs to; None for the one that was opened."""
+    """Name of the multiplexed stream; None for the stream that the URL opened."""
 
 
 class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a stream ends: a last server-sent event, or the code and reason a WebSocket closes with."""
+    """The end of a stream: its last server-sent event, or a WebSocket's close code and reason."""
 
     message: StreamItem | None
     code: int
@@ -35,7 +35,7 @@ class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 type Item = StreamItem | StreamEnd | None
-"""None says that nothing has happened for a while."""
+"""None is a heartbeat: there was no message for a while."""
 type Items = AsyncGenerator[Item, None]
 
 type Name = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -43,7 +43,7 @@ type Number = Annotated[int, Meta(ge=0, le=MAX_INT)]
 
 
 class Follow(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="follow"):
-    """What a client says to have the events of a conversation told, under a name of its own."""
+    """A client message that opens a stream of a conversation under a name that the client chose."""
 
     stream: Name
     conversation_id: UUID
@@ -52,7 +52,7 @@ class Follow(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="f
 
 
 class Unfollow(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="unfollow"):
-    """What a client says to have a stream ended."""
+    """A client message that ends a stream."""
 
     stream: Name
 
@@ -63,7 +63,7 @@ _decode = msgspec.json.Decoder(Follow | Unfollow).decode
 
 
 class FollowedStreams:
-    """The streams that the client of a WebSocket has asked for."""
+    """The streams that the client of a WebSocket has opened with `follow`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class FollowedStreams:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def handle(self, text: str) -> None:
-        """Begin or end a stream; anything else that a client says is passed over."""
+        """Open or end a stream as a client message asks; ignore other messages."""
         if self._find is None:
             return
         try:
@@ -101,7 +101,7 @@ class FollowedStreams:
         )
 
     def end(self) -> None:
-        """End all of them."""
+        """End all streams."""
         for task in self._running.values():
             task.cancel()
 
@@ -113,7 +113,7 @@ class FollowedStreams:
         async with aclosing(items):
             async for item in items:
                 message = item.message if isinstance(item, StreamEnd) else item
-                # The other stream shows that the connection is alive.
+                # Heartbeats are dropped: the stream of the URL sends them for the connection.
                 if message is not None:
                     await self._send(msgspec.structs.replace(message, stream=name))
         if self._running.get(name) is asyncio.current_task():

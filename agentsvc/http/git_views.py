@@ -1,4 +1,4 @@
-"""Views of git providers and suggested tasks that both generations share."""
+"""Response fields of git providers and suggested tasks that V0 and V1 share."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ _NAMES: Final = {
     "stars": "stargazers_count",
     "is_protected": "protected",
 }
-"""How clients call what providers tell."""
+"""JSON names of fields whose names in `agentsvc.git` differ."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Who somebody is at the git provider."""
+    """An account at a git provider."""
 
     id: str
     """Id of the account at the provider"""
@@ -35,50 +35,50 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 class BranchFields(
     msgspec.Struct, frozen=True, kw_only=True, rename={**_NAMES, "pushed_at": "last_push_date"}
 ):
-    """A branch; null stands for what its provider does not tell."""
+    """A branch; a field is null if the provider does not report it."""
 
     name: str
-    """Name of the branch, which `selected_branch` takes"""
+    """Name of the branch; a valid `selected_branch` of a start request"""
     commit_sha: str
     """Its latest commit"""
     is_protected: bool
-    """Whether the provider protects it from pushes"""
+    """Whether the branch is protected from pushes"""
     pushed_at: str | None
-    """When it was last pushed to, ISO 8601; null: not told"""
+    """Time of the last push, ISO 8601; null if not reported"""
 
 
 class RepositoryFields(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
-    """A repository; null stands for what its provider does not tell."""
+    """A repository; a field is null if the provider does not report it."""
 
     id: str
     """Id of the repository at its provider"""
     full_name: str
-    """`owner/name`, which `repository` of a start takes"""
+    """`owner/name`; a valid `repository` of a start request"""
     provider: Provider
-    """Where it is"""
+    """Git provider that hosts it"""
     is_public: bool
-    """Whether everybody can read it"""
+    """Whether the repository is public"""
     stars: int | None
-    """How many accounts have starred it; null: not told"""
+    """Number of stars; null if not reported"""
     link_header: str | None = None
-    """Where the provider says the next page is; null on the last page"""
+    """The provider's Link header for the next page; null on the last page"""
     pushed_at: str | None
-    """When it was last pushed to, ISO 8601; null: not told"""
+    """Time of the last push, ISO 8601; null if not reported"""
     owner_type: OwnerType | None
-    """Who owns it; null: not told"""
+    """Kind of owner; null if not reported"""
     main_branch: str | None
-    """Name of its default branch; null: not told"""
+    """Name of the default branch; null if not reported"""
 
 
 class TaskFields(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
-    """Something to do, with which a conversation can start."""
+    """A suggested task for a conversation."""
 
     provider: Provider
-    """Where it was found"""
+    """Git provider of the repository"""
     task_type: TaskType
-    """What there is to do"""
+    """Kind of task"""
     repo: str
-    """The repository it is in, as `owner/name`"""
+    """Repository of the issue or pull request, as `owner/name`"""
     issue_number: int
     """Number of the issue or pull request"""
     title: str

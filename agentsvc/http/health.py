@@ -23,7 +23,7 @@ from agentsvc.plugin import Health, RuntimeBackend
 from agentsvc.sandboxes import BackendRegistry, Protection, find_protections
 
 INTERFACE_VERSION: Final = "1.58.0"
-"""The version of the agent server whose interface this one serves: the `agent` extra's."""
+"""The agent server version whose interface this server implements: the `agent` extra's."""
 
 log = logging.getLogger(__name__)
 
@@ -31,72 +31,71 @@ _PROC: Final = Path("/proc")
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a server that is alive."""
+    """The response of `/alive`."""
 
     status: str = "ok"
     """Always `ok`"""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of the server process, in bytes, and its part of the machine's."""
+    """Memory use of the server process, in bytes and as a share of the machine's memory."""
 
     rss: int
-    """Bytes in memory"""
+    """Resident set size in bytes"""
     vms: int
-    """Bytes of address space"""
+    """Virtual memory size in bytes"""
     percent: float
-    """Part of the machine's memory, in percent"""
+    """Resident set size in percent of the machine's memory"""
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """The file system that holds the working directory, in bytes."""
+    """Usage of the file system of the working directory, in bytes."""
 
     total: int
-    """Bytes the file system has"""
+    """Size of the file system in bytes"""
     used: int
     """Bytes in use"""
     free: int
-    """Bytes the server can still write"""
+    """Bytes available to the server"""
     percent: float
-    """Part in use, in percent"""
+    """Used space in percent of the size"""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server process has read from disks and written to them, in bytes."""
+    """Disk I/O of the server process since its start, in bytes."""
 
     read_bytes: int
-    """Bytes read since the start"""
+    """Bytes read from disks since the start"""
     write_bytes: int
-    """Bytes written since the start"""
+    """Bytes written to disks since the start"""
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server process uses; the processor's part is the mean since the start."""
+    """Resource use of the server process; the CPU figure is the mean since its start."""
 
     cpu_percent: float
-    """Part of one processor used since the start, in percent"""
+    """Mean CPU use since the start, in percent of one processor"""
     memory: Memory
-    """Memory of the server process"""
+    """Memory use of the server process"""
     disk: Disk
-    """The file system of the server"""
+    """File system of the server's working directory"""
     io: Transfer
-    """What the server process has read and written"""
+    """Disk I/O of the server process"""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of /server_info; times are in seconds.
+    """The response of `/server_info`; times are in seconds.
 
-    Published clients compare `version` and `sdk_version` with what they need of an agent server. What
-    the server uses is told to users only.
+    Published clients compare `version` and `sdk_version` with the agent server version that they
+    need. `resources` is included only for users.
     """
 
     title: str = "agentsvc"
     """Always `agentsvc`"""
     version: str = INTERFACE_VERSION
-    """Version of the interface, which published clients compare with what they need of an agent
-    server"""
+    """Version of the agent server interface, which published clients check"""
     sdk_version: str = INTERFACE_VERSION
-    """The same"""
+    """Same as `version`"""
     agentsvc_version: str = __version__
     """Version of this server"""
     uptime: float
@@ -104,7 +103,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     idle_time: float
     """Seconds since the last request"""
     resources: Resources | UnsetType = UNSET
-    """What the server uses; left out without a key"""
+    """Resource use of the server; omitted without a key"""
 
 
 ROUTES: Final = Routes(scope=Scope.OPEN)
@@ -112,39 +111,39 @@ ROUTES: Final = Routes(scope=Scope.OPEN)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """What administrators are told by /ready: how sandboxes are held, the default backend first."""
+    """The response of `/ready` to administrators."""
 
     status: str = "ok"
     """Always `ok`"""
     sandboxes: list[Protection]
-    """How sandboxes are held, the default backend first"""
+    """Isolation of sandboxes per backend in use, the default backend first"""
 
 
 @ROUTES.add("GET", "/alive")
 async def get_alive(_request: web.Request) -> Alive:
-    """Say that the process answers.
+    """Report that the process is alive.
 
-    Answers as long as the process does, whatever else is wrong. For an orchestrator that restarts
-    what is dead.
+    Answers as long as the process runs, even if the database or a backend fails. For the liveness
+    probe of an orchestrator.
     """
     return Alive()
 
 
 @ROUTES.add("GET", "/health")
 async def get_health(_request: web.Request) -> Literal["OK"]:
-    """Say that the process answers.
+    """Report that the process is alive.
 
-    The same as `/alive`, with the text `OK`, which clients of agent servers ask for.
+    The same as `/alive`, with the text `OK` that clients of agent servers expect.
     """
     return "OK"
 
 
 @ROUTES.add("GET", "/ready", errors=(BackendUnavailable,))
 async def get_ready(request: web.Request) -> Literal["OK"] | Ready:
-    """Say whether conversations can be started.
+    """Report whether conversations can be started.
 
-    Refused (503) until the database and the default backend are usable. The answer is the text
-    `OK`; with an administrator's key it tells how sandboxes are held.
+    Answers 503 until the database and the default backend are usable. The response is the text
+    `OK`; with an administrator's key it describes the isolation of sandboxes.
     """
     config = request.app[CONFIG].sandboxes
     await request.app[DATABASE].one("SELECT 1")
@@ -160,9 +159,9 @@ async def get_ready(request: web.Request) -> Literal["OK"] | Ready:
 
 @ROUTES.add("GET", "/server_info")
 async def get_server_info(request: web.Request) -> ServerInfo:
-    """Say what the server is and how long it runs; with a key, what it uses, too.
+    """Return the server's version and uptime, and with a key its resource use.
 
-    Versions and times are told to everybody; what the server uses of its machine only to users.
+    Versions and times are public; the use of the machine's resources is shown only to users.
     """
     activity = request.app[ACTIVITY]
     info = ServerInfo(uptime=activity.uptime_seconds, idle_time=activity.idle_seconds)
@@ -173,7 +172,7 @@ async def get_server_info(request: web.Request) -> ServerInfo:
 
 
 async def _health_of(registry: BackendRegistry, name: str, *, time_limit: float) -> Health:
-    """Ask a backend how it is; of a group, one that takes sandboxes is enough."""
+    """Probe a backend; a group is healthy if the last check found one of its members healthy."""
     members = registry.members(name)
     if members == (name,):
         return await _probe(name, registry.get(name), time_limit=time_limit)
@@ -193,7 +192,7 @@ async def _probe(name: str, backend: RuntimeBackend[Any], *, time_limit: float) 
         raise
     except (Exception, SystemExit):  # a plugin may raise anything
         log.exception("backend failed", extra={"backend": name})
-        return Health(ok=False, reason="it failed in a way it should not")
+        return Health(ok=False, reason="its probe raised an unexpected error")
 
 
 def _resources(activity: Activity) -> Resources:
@@ -207,7 +206,7 @@ def _resources(activity: Activity) -> Resources:
 
 
 def read_memory() -> Memory:
-    """Return the memory of this process; zeros where the system does not tell."""
+    """Return the memory use of this process; sizes are 0 if `/proc` does not report them."""
     page = resource.getpagesize()
     pages = _read(_PROC / "self/statm").split() or ["0", "0"]
     total = os.sysconf("SC_PHYS_PAGES") * page
@@ -224,7 +223,7 @@ def _transfer() -> Transfer:
 
 
 def _read(file: Path) -> str:
-    """Return the text of a file of /proc, or nothing on a system that has none or hides it."""
+    """Return the text of a file in `/proc`, or an empty string if it cannot be read."""
     try:
         return file.read_text()
     except OSError:

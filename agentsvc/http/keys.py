@@ -1,6 +1,6 @@
-"""The typed keys under which handlers find their services and what the middleware learned.
+"""Typed keys of the application's services and of per-request state set by the middleware.
 
-The composition root fills the application keys once; a handler takes the one service it needs.
+The composition root sets the application keys once; a handler reads the services it needs.
 """
 
 from collections.abc import Callable
@@ -85,31 +85,31 @@ IDEMPOTENCY: Final[web.AppKey[IdempotencyStore]] = web.AppKey("idempotency")
 MEASURES: Final[web.AppKey[RequestMetrics]] = web.AppKey("measures", RequestMetrics)
 
 REFUSED_FOR: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refusal)
-"""Why a request was turned away, where the error does not say so."""
+"""Why a request was rejected, for the metrics, if the error class does not say so."""
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
-"""The id of the request, also in its log lines, its error body and its X-Request-Id header."""
+"""Id of the request, also in its log lines, error body and `X-Request-Id` header."""
 PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")
-"""Who is calling; set on the routes that a user's key opens."""
+"""The authenticated user; set on routes that a user's key opens."""
 SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
-"""The sandbox that is calling; set on routes of scope SANDBOX."""
+"""The authenticated sandbox; set on routes of scope SANDBOX."""
 MODEL_TOKEN: Final[web.RequestKey[ModelToken]] = web.RequestKey("grant")
-"""Which model the caller may ask; set on routes of scope MODEL."""
+"""The caller's model token; set on routes of scope MODEL."""
 PASS: Final[web.RequestKey[ProviderPass]] = web.RequestKey("pass")
-"""What the caller may have; set on routes of scope PASS."""
+"""The caller's pass for one secret; set on routes of scope PASS."""
 IS_FORWARDED: Final[web.RequestKey[bool]] = web.RequestKey("is_forwarded", bool)
-"""Whether the answer is a sandbox's; its headers are the sandbox's, too."""
+"""Whether the response, headers included, comes from a sandbox."""
 AWAITS_CONTINUE: Final[web.RequestKey[bool]] = web.RequestKey("awaits_continue", bool)
-"""Whether the client waits to be told to send its body, and was not told yet."""
+"""Whether the client waits for `100 Continue` before it sends its body."""
 SENT_TARGET: Final[web.RequestKey[str]] = web.RequestKey("sent_target", str)
-"""The target of the request as it was sent, where the path differs from it."""
+"""The request target as the client sent it, if the path was rewritten."""
 SDK_VERSION: Final[web.RequestKey[Version]] = web.RequestKey("sdk_version")
-"""The version of the Python SDK that the client says it has, if it says so."""
+"""The version of the Python SDK that the client's key states; absent if it states none."""
 ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")
-"""What to call when the client goes while its request is being served."""
+"""Callback for a client that disconnects while its request is being served."""
 
 
 class AuditNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit log says of a request, where its route does not say it; empty: nothing."""
+    """An audit log entry that replaces the route's own; an empty action means no entry."""
 
     action: str
     subject: str = ""
@@ -117,9 +117,9 @@ class AuditNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AUDITED: Final[web.RequestKey[AuditNote]] = web.RequestKey("audited", AuditNote)
-"""What a request was, of those that all come in at one path."""
+"""The audit entry of a request, for requests that share one path."""
 
 
 def user_of(request: web.Request) -> str:
-    """Return the id of the user who calls a route of scope USER or ADMIN."""
+    """Return the id of the authenticated user; for routes that a user's key opens."""
     return request[PRINCIPAL].user_id

@@ -1,4 +1,4 @@
-"""The figures of the server as Prometheus reads them."""
+"""The `/metrics` endpoint in the text format of Prometheus."""
 
 import asyncio
 import os
@@ -28,17 +28,16 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET", "/metrics", str, scope=Scope.ADMIN_READ, media=TEXT)
 async def get_metrics(request: web.Request) -> web.Response:
-    """Return figures of the server as Prometheus reads them.
+    """Return the server's metrics in the text format of Prometheus.
 
-    In the text format of Prometheus, with requests, conversations, sandboxes, deliveries and what
-    the server uses.
+    They cover requests, conversations, sandboxes, deliveries and the resource use of the server.
     """
     app = request.app
     figures = await read_figures(app[DATABASE])
     sizes = await asyncio.to_thread(_sizes, app[DATABASE].path)
     versions = {"version": __version__, "default_backend": app[CONFIG].sandboxes.default_backend}
-    info = "The version of the server, and the backend of sandboxes that ask for none."
-    loops = "How often in a row what the server does in the background has failed."
+    info = "Version of the server, and its default backend."
+    loops = "Consecutive failures of each background loop; 0 after a success."
     families = [
         *app[MEASURES].families(),
         *_stored(figures),
@@ -56,60 +55,56 @@ def _stored(figures: Figures) -> Iterator[MetricFamily]:
         ({"backend": backend, "target": target, "phase": phase}, count)
         for (backend, target, phase), count in sorted(figures.sandboxes.items())
     )
-    text = "Sandboxes by backend, what is wanted and what was last seen."
+    text = "Sandboxes by backend, target and last observed phase."
     yield gauge("sandboxes", text, sandboxes)
-    text = "Conversations by what their agents do."
+    text = "Conversations by the execution status of their agents."
     yield gauge("conversations", text, _by("status", figures.conversations))
-    text = "Start tasks of the last hour by where they are."
+    text = "Start tasks of the last hour by status."
     yield gauge("starts", text, _by("status", figures.starts))
     stages = (
         ({"stage": stage, "quantile": f"{part:g}"}, quantile(seconds, part))
         for stage, seconds in sorted(figures.stage_seconds.items())
         for part in _QUANTILES
     )
-    text = "How long starts of the last hour were in a stage."
+    text = "Time that starts of the last hour spent in each stage, as quantiles."
     yield gauge("start_stage_seconds", text, stages)
-    text = "What waits: starts for room, messages, deliveries of webhooks, removals that failed."
+    text = "Queue lengths: starts, pending messages, webhook deliveries, failed removals to retry."
     yield gauge("queue_depth", text, _by("queue", figures.queues))
-    text = "How long the slowest of the newest events took to get here."
+    text = "Largest delay between the creation and the arrival of the newest events."
     yield gauge("event_lag_seconds", text, [({}, figures.event_lag_seconds)])
-    text = "What the conversations that are kept have cost, by model; all but the 100 dearest are `other`."
+    text = "Model costs of stored conversations; all but the 100 most expensive models are `other`."
     yield gauge("model_cost_dollars", text, _by("model", figures.cost_dollars))
 
 
 def _database(figures: Figures, sizes: dict[str, int]) -> Iterator[MetricFamily]:
-    text = "Size of the database and of its log, and what is free where they are."
+    text = "Size of the database file and its write-ahead log, and free space on their file system."
     yield gauge("database_bytes", text, (({"file": name}, size) for name, size in sizes.items()))
-    text = "How long it took to read these figures."
+    text = "Time that reading these metrics from the database took."
     yield gauge("database_read_seconds", text, [({}, figures.read_seconds)])
 
 
 def _backends(registry: BackendRegistry, silent: Collection[str]) -> MetricFamily:
     away = {*silent, *(name for name, health in registry.health().items() if not health.ok)}
-    text = (
-        "Whether a backend answered at the last look at its sandboxes, and, of a group, takes some."
-    )
+    text = "Whether a backend answered the last sweep and, if in a group, its last health check."
     return gauge(
         "backend_up", text, _by("backend", {one: one not in away for one in registry.names()})
     )
 
 
 def _by(label: str, figures: Mapping[str, float]) -> Iterator[tuple[Labels, float]]:
-    """Yield figures under the names they have, in the order of these."""
+    """Yield the figures with their names as the value of a label, sorted by name."""
     return (({label: name}, figure) for name, figure in sorted(figures.items()))
 
 
 def _process(uptime_seconds: float) -> Iterator[MetricFamily]:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    yield gauge("uptime_seconds", "How long the server has run.", [({}, uptime_seconds)])
+    yield gauge("uptime_seconds", "Time since the start of the server.", [({}, uptime_seconds)])
     seconds = used.ru_utime + used.ru_stime
-    yield counter(
-        "cpu_seconds_total", "Time of processors that the server has used.", [({}, seconds)]
-    )
-    yield gauge("memory_bytes", "Memory of the server.", [({}, read_memory().rss)])
-    yield gauge("open_files", "Files and connections it has open.", [({}, _open_files())])
+    yield counter("cpu_seconds_total", "CPU time used by the server process.", [({}, seconds)])
+    yield gauge("memory_bytes", "Resident memory of the server process.", [({}, read_memory().rss)])
+    yield gauge("open_files", "Open file descriptors of the server process.", [({}, _open_files())])
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield gauge("open_files_limit", "How many it may have open; -1 is no limit.", [({}, most)])
+    yield gauge("open_files_limit", "Limit of open file descriptors; -1 is no limit.", [({}, most)])
 
 
 def _open_files() -> int:

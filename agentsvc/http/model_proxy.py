@@ -1,4 +1,4 @@
-"""Handlers of the language models that sandboxes ask through this server, as OpenAI's are asked."""
+"""Model proxy: OpenAI-compatible endpoints through which sandboxes call language models."""
 
 from functools import partial
 from http import HTTPStatus
@@ -14,7 +14,7 @@ from agentsvc.http.routes import Described, Routes, Scope
 from agentsvc.http.wire import read_apart, read_text
 from agentsvc.models import BadQuestion, ModelAnswer, to_question
 
-_PASSING: Final = frozenset(
+_RETRIED: Final = frozenset(
     {
         HTTPStatus.REQUEST_TIMEOUT,
         HTTPStatus.TOO_MANY_REQUESTS,
@@ -24,36 +24,36 @@ _PASSING: Final = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
-"""Refusals after which agents ask again by themselves."""
+"""Error statuses of models after which agents retry by themselves."""
 
-_KEPT_BYTES: Final = 4 * 1024 * 1024
-"""How much of an answer is in memory at once; a sandbox may have many on the way."""
+_BUFFER_BYTES: Final = 4 * 1024 * 1024
+"""Most bytes of one response that are buffered; a sandbox may have many requests in progress."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to a model, passed on with all it says; the model is always the token's own."""
+    """A request to a model; all fields but `model` are forwarded."""
 
     model: str = ""
-    """Read, and without effect: the model is the token's own"""
+    """Ignored: the token determines the model"""
     stream: bool | None = None
-    """Whether the answer is streamed as server-sent events; null: it is not"""
+    """Whether to stream the response as server-sent events; null means no"""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a token is for."""
+    """The model of a token."""
 
     id: str
-    """Name of the model at its provider"""
+    """Name of the model at the provider"""
     object: str = "model"
     """Always `model`"""
     created: int = 0
-    """Always 0: not known"""
+    """Always 0, since it is unknown"""
     owned_by: str = "agentsvc"
     """Always `agentsvc`"""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The one model that a token is for."""
+    """A list with the one model of a token."""
 
     data: list[ModelInfo]
     """The one model"""
@@ -63,7 +63,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 ROUTES: Final = Routes(PATH, scope=Scope.MODEL)
 
-_ASKED: Final[Described] = {
+_DESCRIPTION: Final[Described] = {
     "body": Question,
     "errors": (BadRequest, ModelBudgetReached, ModelUnavailable),
     "is_stream": True,
@@ -76,41 +76,41 @@ _QUESTION: Final[dict[str, Any]] = {
 
 @ROUTES.add("GET", "/models")
 async def get_models(request: web.Request) -> ModelList:
-    """Name the language model that the token of a sandbox is for.
+    """List the language model of a sandbox's model token.
 
-    One model: the one of the conversation.
+    The list has one item, the model of the conversation.
     """
     return ModelList(data=[ModelInfo(id=request[MODEL_TOKEN].upstream.model)])
 
 
-@ROUTES.add("POST", "/chat/completions", dict[str, Any], **_ASKED | {"example": _QUESTION})
+@ROUTES.add("POST", "/chat/completions", dict[str, Any], **_DESCRIPTION | {"example": _QUESTION})
 async def post_completion(request: web.Request) -> web.StreamResponse:
-    """Ask the language model of a conversation, from its sandbox, with OpenAI's chat completions.
+    """Call a conversation's language model from its sandbox, with OpenAI's chat completions API.
 
-    The body is that of the chat completions of OpenAI, and is passed on to the model of the
-    conversation with the key its user has stored. The answer is the model's, a refusal of it
-    included. What it costs counts in quotas.
+    The body is that of OpenAI's chat completions; it is forwarded to the model of the conversation
+    with the key its user has stored. The response is the model's, errors included. Its costs count
+    toward quotas.
     """
-    return await _ask(request, "chat/completions", wants_usage=True)
+    return await _call_model(request, "chat/completions", wants_usage=True)
 
 
 @ROUTES.add(
     "POST",
     "/responses",
     dict[str, Any],
-    **_ASKED | {"example": {"model": "scripted", "input": "Go on"}},
+    **_DESCRIPTION | {"example": {"model": "scripted", "input": "Go on"}},
 )
 async def post_response(request: web.Request) -> web.StreamResponse:
-    """Ask the language model of a conversation, from its sandbox, with OpenAI's responses.
+    """Call a conversation's language model from its sandbox, with OpenAI's responses API.
 
-    The body is that of the responses of OpenAI, and is passed on, but for `background`, to the
-    model of the conversation with the key its user has stored. The answer is the model's, a
-    refusal of it included. What it costs counts in quotas.
+    The body is that of OpenAI's responses; it is forwarded, without `background`, to the model of
+    the conversation with the key its user has stored. The response is the model's, errors included.
+    Its costs count toward quotas.
     """
-    return await _ask(request, "responses", wants_usage=False)
+    return await _call_model(request, "responses", wants_usage=False)
 
 
-async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.StreamResponse:
+async def _call_model(request: web.Request, path: str, *, wants_usage: bool) -> web.StreamResponse:
     grant, model_tokens = request[MODEL_TOKEN], request.app[MODEL_TOKENS]
     conversations = request.app[CONVERSATIONS]
     try:
@@ -124,12 +124,12 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
             request.app[MODELS].ask(grant.upstream, path, body) as answer,
         ):
             model_tokens.note_status(grant, answer.status)
-            if answer.status in _PASSING:
+            if answer.status in _RETRIED:
                 await conversations.note_refusal(
                     grant, answer.status, HTTPStatus(answer.status).phrase
                 )
             try:
-                return await _pass_on(request, answer)
+                return await _forward(request, answer)
             finally:
                 if answer.is_good:
                     await model_tokens.count(call, answer.usage)
@@ -141,24 +141,25 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
         raise
 
 
-async def _pass_on(request: web.Request, answer: ModelAnswer) -> web.StreamResponse:
-    """Send an answer as it comes, a refusal as the model words it.
+async def _forward(request: web.Request, answer: ModelAnswer) -> web.StreamResponse:
+    """Forward the model's response, an error unchanged.
 
-    One that is whole is sent when it has been counted, unless it is too large to be kept so long.
+    A response that is no stream is buffered, so that it is sent after its usage was counted, unless
+    it exceeds `_BUFFER_BYTES`.
     """
-    parts, kept = answer.parts(), bytearray()
+    parts, buffered = answer.parts(), bytearray()
     if answer.is_good and not answer.is_stream:
         async for part in parts:
-            kept += part
-            if len(kept) > _KEPT_BYTES:
+            buffered += part
+            if len(buffered) > _BUFFER_BYTES:
                 break
         else:
-            return web.Response(status=answer.status, headers=answer.headers, body=bytes(kept))
+            return web.Response(status=answer.status, headers=answer.headers, body=bytes(buffered))
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     await response.prepare(request)
-    if kept:
-        await response.write(bytes(kept))
-        kept.clear()
+    if buffered:
+        await response.write(bytes(buffered))
+        buffered.clear()
     async for part in parts:
         await response.write(part)
     return response

@@ -1,7 +1,7 @@
-"""Host names of sandbox ports that have an origin of their own. Pure.
+"""Host names that give sandbox ports an origin of their own. Pure.
 
-`worker-1-{sandbox id}` below a domain is such a name, a label of the domain name system. The agent
-server has none: clients know it by its paths.
+Such a name is a DNS label below the sandbox domain, for example `worker-1-{sandbox id}`. The agent
+server has no host name: clients reach it by its path.
 """
 
 import ipaddress
@@ -12,26 +12,26 @@ from typing import Final
 from agentsvc.sandboxes import AGENT_PORT
 
 EDITOR_PORT: Final = "vscode"
-"""The name of the port on which a sandbox's editor listens."""
+"""Name of the port of a sandbox's editor."""
 LOCAL_DOMAIN: Final = "localhost"
-"""The domain whose names lead to the caller's own machine without any set-up."""
+"""The domain whose names browsers resolve to their own machine without DNS."""
 
 _LABEL_CHARS: Final = 63
 _LABEL = re.compile(r"\A([a-z][a-z0-9_-]*)-([0-9a-f]{32})\Z")
 _RESERVED = re.compile(r"\A..--")
-"""How labels begin that stand for something else, such as names in other scripts."""
+"""Prefix of labels that DNS reserves, such as `xn--` of internationalized names."""
 _PORT_NUMBER = re.compile(r":[0-9]*\Z")
 
 
 def label_of(sandbox_id: str, port: str) -> str | None:
-    """Return the label of a port; None for one that has no origin of its own."""
+    """Return the DNS label of a port, or None if the port gets no origin of its own."""
     label = f"{port.replace('_', '-')}-{sandbox_id}"
     is_label = len(label) <= _LABEL_CHARS and not _RESERVED.match(label)
     return label if is_label and port != AGENT_PORT else None
 
 
 def read_label(label: str) -> tuple[str, str] | None:
-    """Return the sandbox and the port that a label is for; None for any other label."""
+    """Return the sandbox id and the port name in a label, or None for any other label."""
     found = _LABEL.match(label)
     if found is None:
         return None
@@ -40,13 +40,13 @@ def read_label(label: str) -> tuple[str, str] | None:
 
 
 def name_of(host: str) -> str:
-    """Return the name in a Host header as it is compared: without port and the dot of the root."""
+    """Normalize a Host header: lower case, without the port and a trailing dot."""
     return _PORT_NUMBER.sub("", host).rstrip(".").lower()
 
 
 @lru_cache(maxsize=256)
 def is_local(name: str) -> bool:
-    """Whether a name or an address leads to the machine of whoever uses it."""
+    """Whether a host name is `localhost` or a loopback address."""
     if name == LOCAL_DOMAIN:
         return True
     try:
@@ -56,11 +56,11 @@ def is_local(name: str) -> bool:
 
 
 def domain_of(wildcard: str) -> str:
-    """Return the domain that a wildcard stands for, such as `*.example.org`."""
+    """Return the domain of a wildcard such as `*.example.org`."""
     return wildcard.removeprefix("*.").lower()
 
 
 def label_below(name: str, domain: str) -> str | None:
-    """Return what stands before a domain in a name; None unless the name is below it."""
+    """Return the labels of a host name below a domain, or None if it is not a subdomain."""
     rest = name.removesuffix(f".{domain}") if domain else name
     return None if rest == name else rest

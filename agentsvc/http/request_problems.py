@@ -1,7 +1,8 @@
 """Collects the validation errors of all parts of a request.
 
-An operation reads its path, its query and its body one after the other, and stops at the first that
-does not fit. Before that is told, the others are looked at, so that a client learns of all at once.
+An operation validates its path, query and body one after the other, and stops at the first invalid
+part. Before the error is sent, the other parts are validated, too, so that a client gets all
+problems at once.
 """
 
 from typing import Final
@@ -18,14 +19,14 @@ _ORDER: Final = ("header", "path", "query", "body")
 
 
 async def with_all_problems(request: web.Request, error: InvalidRequest) -> InvalidRequest:
-    """Return what an error says does not fit in one part of a request, and that of all parts."""
+    """Return the error extended with the validation errors of the request's other parts."""
     route = route_of(request)
     if route is None:
         return error
     try:
         await _find_others(request, route, {one.loc[0] for one in error.problems})
     except InvalidRequest as exc:
-        # An operation may read its query in several steps, so some are known.
+        # An operation may read its query in several steps, so some problems are known already.
         places = {one.loc for one in error.problems}
         if others := [one for one in exc.problems if one.loc not in places]:
             problems = sorted((*error.problems, *others), key=_place)
@@ -34,7 +35,7 @@ async def with_all_problems(request: web.Request, error: InvalidRequest) -> Inva
 
 
 async def _find_others(request: web.Request, route: Route, seen: set[str | int]) -> None:
-    """Raise InvalidRequest for what does not fit in parts that were not read, and in the query."""
+    """Validate the query and the parts that are not in `seen`; raises InvalidRequest."""
     if not seen <= {*_ORDER}:
         return
     problems = Problems()
@@ -53,7 +54,7 @@ async def _find_others(request: web.Request, route: Route, seen: set[str | int])
             except InvalidRequest:
                 raise
             except AgentsvcError:
-                # One that cannot be read is not what is wrong here.
+                # A body that cannot be read is not reported beside an invalid path or query.
                 pass
     problems.refuse()
 

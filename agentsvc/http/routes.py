@@ -24,13 +24,13 @@ from agentsvc.http.wire import (
 )
 
 READS_ONLY: Final = "This key, or its user, may only read"
-"""What is said to a caller who would change something."""
+"""Error text for read-only callers of a route that changes something."""
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Scope(StrEnum):
-    """Whose key opens a route; the texts below are told in the description."""
+    """The kind of key that a route requires; the texts below appear in the OpenAPI document."""
 
     OPEN = "open"
     """Needs no key."""
@@ -47,17 +47,17 @@ class Scope(StrEnum):
     SANDBOX = "sandbox"
     """Needs the session key of a running sandbox."""
     MODEL = "model"
-    """Needs the token for the model of a conversation, which its sandbox has."""
+    """Needs the model token of a conversation, which its sandbox holds."""
     PASS = "pass"  # noqa: S105  # the kind of key, not a key
     """Needs the signed pass for one secret, which a sandbox got from this server."""
 
 
 OF_USERS: Final = frozenset({Scope.READ, Scope.RUN, Scope.MANAGE, Scope.ADMIN_READ, Scope.ADMIN})
-"""The scopes of routes that a user's key opens."""
+"""The scopes of routes that accept a user's key."""
 
 
 def check_scope(scope: Scope, caller: Principal) -> None:
-    """Raise NotAllowed for a caller who may not use a route of this scope."""
+    """Raise NotAllowed if the caller lacks the permissions of a scope."""
     if scope in (Scope.ADMIN, Scope.ADMIN_READ) and not caller.is_admin:
         raise errors.NotAllowed("This is for administrators")
     if scope in (Scope.RUN, Scope.MANAGE, Scope.ADMIN) and not caller.may_run:
@@ -67,11 +67,11 @@ def check_scope(scope: Scope, caller: Principal) -> None:
 
 
 class Undescribed:
-    """Stands for the answer of a route that does not say what it answers; a test refuses it."""
+    """Placeholder type of an undeclared response; a test rejects routes that have it."""
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that works; the values of the path are the same everywhere."""
+    """Query and body of a valid request; path parameters have shared examples."""
 
     query: Mapping[str, Any] = {}
     body: Any = UNSET
@@ -83,23 +83,24 @@ type GoOn = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operation makes, by its type, and how that is answered.
+    """The type of the object that an operation creates, and the response to send for it.
 
-    The service notes it in its transaction (`note_effect`), so that the answer is stored
-    together with it for who repeats the request.
+    The service records the object in its transaction (`note_effect`), so that the response is
+    stored with it and a repeated request gets the same response.
     """
 
     kind: type
     answer: Respond
     status: int = HTTPStatus.OK
     show: Callable[[Any], Any] | None = None
-    """What the answer is made by, if that says of which type it is."""
+    """Function that returns the response body and is annotated with its type, if there is one."""
 
 
 def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPStatus.OK) -> Effect:
-    """Return the effect of an operation that makes something, and answers what is shown of it.
+    """Return the effect of an operation that creates an object and responds with `show(object)`.
 
-    The operation has this status, and answers what `show` says that it returns, unless it says otherwise.
+    By default, the route takes its status from here and its response type from the annotation of
+    `show`.
     """
     return Effect(
         kind=kind,
@@ -110,7 +111,7 @@ def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPS
 
 
 def _shown_by(effect: Effect) -> Any:
-    """Return the type of what an effect shows, which may be written as a text."""
+    """Return the annotated return type of `show`, evaluated if it is a string."""
     found = inspect.get_annotations(effect.show, eval_str=True) if effect.show else {}
     return found.get("return", Undescribed)
 
@@ -129,7 +130,7 @@ OF_AGENTS: Final = (
     errors.AgentUnavailable,
     errors.AgentRefused,
 )
-"""What stands in the way of an operation that asks the agent server of a conversation."""
+"""Errors of operations that call the agent server of a conversation."""
 OF_GIT_PROVIDERS: Final = (
     errors.BadRequest,
     errors.NotAuthenticated,
@@ -138,7 +139,7 @@ OF_GIT_PROVIDERS: Final = (
     errors.GitProviderRateLimited,
     errors.GitProviderUnavailable,
 )
-"""What stands in the way of an operation that asks git providers."""
+"""Errors of operations that call git providers."""
 OF_SANDBOXES: Final = (
     errors.NotFound,
     errors.Conflict,
@@ -149,7 +150,7 @@ OF_SANDBOXES: Final = (
     errors.BackendUnavailable,
     errors.BackendBroken,
 )
-"""What stands in the way of an operation that wants another state of a sandbox."""
+"""Errors of operations that change the target of a sandbox."""
 OF_STARTS: Final = (
     errors.BadRequest,
     errors.NotFound,
@@ -159,35 +160,35 @@ OF_STARTS: Final = (
     errors.SandboxLimitReached,
     errors.BackendUnavailable,
 )
-"""What stands in the way of the start of a conversation."""
+"""Errors of operations that start a conversation."""
 
 EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"
-"""The id of a conversation, and of everything that goes with one, in examples."""
+"""Id of a conversation, and of objects related to one, in examples."""
 
 KEY_PARAMETER: Final = "session_api_key"
-"""The query parameter in which a stream may get its key."""
+"""Query parameter that may carry the key of a stream."""
 
 MAX_QUERY_KEYS: Final = 8
-"""How many of them are looked at: that is work for whoever sends them, be it nobody who is known."""
+"""Most query keys checked per request: each check costs work for unauthenticated callers."""
 
 SERVICE_HEADER: Final = "X-Service-API-Key"
-"""The header of routes on which a service makes keys for users."""
+"""Key header of the routes on which a service creates API keys for users."""
 
 LOGIN_HEADER: Final = "X-Agentsvc-Login"
-"""The header in which a page sends its part of a browser's login."""
+"""Header with the page token of a browser's login."""
 
 LOGIN_PATH: Final = "/login"
-"""The page on which a browser logs in."""
+"""Path of the login page."""
 
 SHOWN_AS: Final = "x-shown-as"
-"""Names, in a schema, the type that describes a value which is decoded later."""
+"""Schema extension that names the type of a raw value which is decoded later."""
 
 
 class Socket(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection of Socket.IO that tells what an operation returns, as it happens.
+    """A Socket.IO connection that publishes the same data as an operation, live.
 
-    `query` is the type of what a client asks for when it connects; `sent` and `taken` are the types
-    of what the server sends and takes, by the names of their events.
+    `query` is the type of the connection's query; `sent` and `taken` are the argument types of the
+    events that the server emits and accepts, by event name.
     """
 
     path: str
@@ -199,26 +200,26 @@ class Socket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation: a method on a path, who may call it, what it reads and what it answers.
+    """One operation: method and path, required scope, request and response types.
 
-    What follows `summary` is for the published description. `path_types` are the types of the parts of its path, where they are not what their
-    names stand for elsewhere. `body` and `query` are the types its handler decodes, None where it
-    reads none; `reads` names the media types of the body. `answer` is the type of the answer to
-    what is right, which has `status` and is sent as `media`; None where nothing is right. `errors`
-    are those it raises beside the ones that follow from the rest.
+    `path_types` overrides the types of path parameters (`path_parts`). `body` and `query` are the
+    types that its handler decodes, or None; `reads` lists the media types of the body. `answer` is
+    the type of a successful response, which has `status` and the media type `media`; None if no
+    response is successful. `errors` are the error classes that do not follow from the other fields.
 
-    `accepted` says when it answers 202 and no body instead.
+    `accepted` documents when the response is 202 without a body instead.
 
-    `effect` is what it makes; without one it may be done again after a crash, with the same result.
-    `goes_on` answers who repeats a request whose stream had only begun, from what it began with.
+    `effect` is the object it creates; without an effect, a retry after a crash must have the same
+    result. `goes_on` responds to a repeated request whose stream was cut off, given the stored
+    response.
 
-    `key_header` is a further header in which its key may come.
+    `key_header` is a further header that may carry its key.
 
-    A stream may go on for longer than a request may take; `message` is the type of each message of
-    one that is no JSON, and `socket` tells the same over Socket.IO. A page is what a browser goes to: its
-    key may come as the password of HTTP Basic authentication, too. Where `takes_query_key`, it may
-    come in the query, or as the first message of a WebSocket: programs in a browser cannot send
-    headers with everything. Nobody reads `rank`: plugins that were written before may give one.
+    A stream (`is_stream`) is exempt from the time limit of requests; `message` is the type of its
+    messages if it is no JSON, and `socket` is its equivalent over Socket.IO. A page (`is_page`) is
+    opened by a browser: its key may also be the password of HTTP Basic authentication. If
+    `takes_query_key`, the key may be in the query or in the first message of a WebSocket, since
+    browsers cannot set headers on every request. `rank` is ignored; older plugins may pass it.
     """
 
     method: str
@@ -249,7 +250,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Described(TypedDict, total=False):
-    """What a `Route` says of its handler, beside its method, its path and its summary."""
+    """Keyword arguments of a `Route` beside its method, path and summary."""
 
     scope: Scope
     path_types: Mapping[str, Any]
@@ -274,9 +275,9 @@ class Described(TypedDict, total=False):
 
 
 class Routes(list[Route]):
-    """A table of routes that handlers put themselves into.
+    """A table of routes that decorated handlers are added to.
 
-    Their paths come behind its prefix; what is said of the table is said of all of them.
+    All paths start with its prefix, and its keyword arguments are the defaults of all routes.
     """
 
     def __init__(self, prefix: str = "", **common: Unpack[Described]) -> None:
@@ -294,14 +295,14 @@ class Routes(list[Route]):
         summary: str = "",
         **described: Unpack[Described],
     ) -> Callable[[H], H]:
-        """Decorate a handler of an operation; its docstring begins with the summary, else that is given.
+        """Decorate the handler of an operation; the summary defaults to its docstring's first line.
 
-        Where no scope is said, GET only looks at what is the user's own, and all else may change it.
-        An example is the query of a GET, and the body of all else. What a handler takes as `query` and
-        `body` is read by the types it says of them, before it is called, and so is what it takes by the
-        name of a part of its path: a UUID as 32 hex digits, all else as a text. A body that may be None
-        may be left out. One that returns no
-        response returns the answer, whose type it says, too, or what its effect says how to answer.
+        The default scope is READ for GET and RUN for other methods. An example is the query of a
+        GET request and the body of any other. Parameters `query` and `body` of the handler are
+        decoded by their annotations, and path parameters are passed by name: a UUID as 32 hex
+        digits, any other as text. A body is optional if its annotation allows None. A handler
+        returns a response, or a value of the annotated type to send as JSON, or the object of its
+        effect.
         """
         is_get = method == hdrs.METH_GET
         said: dict[str, Any] = {
@@ -323,7 +324,7 @@ class Routes(list[Route]):
             parts = [
                 name for name in names_in(self._prefix + path) if name in handler.__annotations__
             ]
-            # Those of a handler that says all here, as before there were others, are left alone.
+            # Older plugins declare everything in `add`: do not evaluate their annotations.
             kinds = {} if is_told and not takes else inspect.get_annotations(handler, eval_str=True)
             read: dict[str, Any] = {name: kinds[name] for name in takes}
             is_response = _is_response(handler.__annotations__.get("return", web.StreamResponse))
@@ -354,7 +355,7 @@ def _is_response(kind: Any) -> bool:
 
 
 def types_in(route: Route) -> dict[str, Any]:
-    """Return the type of each part of a route's path by its name, in their order."""
+    """Return the types of a route's path parameters by name, in their order."""
     return {name: route.path_types.get(name, part_of(name).kind) for name in names_in(route.path)}
 
 
@@ -364,7 +365,7 @@ def _serving(
     parts: Iterable[str],
     kinds: Mapping[str, Any],
 ) -> Handler:
-    """Return what calls a handler with all it takes of a request, and answers what it returns."""
+    """Wrap a handler: decode its arguments from the request and encode the value it returns."""
     types = types_in(route)
     readers = {name: path_id if types[name] is UUID else path_text for name in parts}
     may_lack_body = type(None) in get_args(kinds.get("body"))
@@ -390,7 +391,7 @@ def _serving(
 
 
 def shown_as(kind: Any) -> Meta:
-    """Return what describes a raw value as another type: a struct, or an alias of a module."""
+    """Return metadata that documents a raw value as another type: a struct or a type alias."""
     return Meta(extra_json_schema={SHOWN_AS: f"{kind.__module__}:{kind.__name__}"})
 
 
@@ -401,14 +402,14 @@ def takes_repeats(route: Route) -> bool:
 
 _MOUNTED: Final[web.AppKey[dict[web.AbstractRoute, Route]]] = web.AppKey("mounted_routes")
 _RESOURCES: Final[web.AppKey[dict[str, web.Resource]]] = web.AppKey("resources_by_path")
-"""One for each path, since those of paths with names in them are tried one after the other."""
+"""One resource per path, because aiohttp tries those with path parameters one by one."""
 
 
 def mount(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add the routes to the application; may be called once for each table.
+    """Add routes to the application; can be called repeatedly.
 
-    A path means the same with a slash behind it, since clients send both. HEAD is answered where
-    GET is.
+    Each path is also added with a trailing slash, because clients send both. GET routes also accept
+    HEAD.
     """
     if _MOUNTED not in app:
         app[_MOUNTED], app[_RESOURCES] = {}, {}
@@ -426,7 +427,7 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
 
 
 class _HeadIsKnown(Exception):
-    """A stream was about to begin, and its head is all that was asked for."""
+    """Aborts the handler of a HEAD request before its stream begins."""
 
     def __init__(self, response: web.StreamResponse) -> None:
         super().__init__()
@@ -437,7 +438,7 @@ _WANTS_HEAD: Final[web.RequestKey[bool]] = web.RequestKey("wants_head", bool)
 
 
 def _head_of(route: Route) -> Handler:
-    """Return what answers with the head of a stream, once it is known that there is one."""
+    """Return a HEAD handler for a stream: run the GET handler up to the start of the stream."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if hdrs.UPGRADE in request.headers:
@@ -455,33 +456,33 @@ def _head_of(route: Route) -> Handler:
 
 
 def end_head(request: web.Request, response: web.StreamResponse) -> None:
-    """End a stream that is about to begin, if no more than its head was asked for."""
+    """Abort a stream that is about to begin if the request is a HEAD request."""
     if request.get(_WANTS_HEAD, False):
         raise _HeadIsKnown(response)
 
 
 def mounted(app: web.Application) -> tuple[Route, ...]:
-    """Return every route of the application once, in the order they were added."""
+    """Return every mounted route once, in the order of mounting."""
     return tuple({id(route): route for route in app.get(_MOUNTED, {}).values()}.values())
 
 
 IS_ELSEWHERE: Final[web.RequestKey[bool]] = web.RequestKey("is_elsewhere", bool)
-"""Whether a request is for a sandbox, whatever its path was resolved to."""
+"""Whether a request is proxied to a sandbox, whatever route its path resolved to."""
 _ROUTE: Final[web.RequestKey[Route | None]] = web.RequestKey("route")
-"""What `route_of` has found."""
+"""Cached result of `route_of`."""
 
 
 def send_elsewhere(request: web.Request) -> None:
-    """Take in that a request is for a sandbox."""
+    """Mark a request as one for a sandbox, so that no route applies to it."""
     request[IS_ELSEWHERE] = True
     request[_ROUTE] = None
 
 
 def route_of(request: web.Request) -> Route | None:
-    """Return the route a request was resolved to, or None if it came through no table.
+    """Return the mounted route that a request resolved to, or None.
 
-    The latter is so for an unknown path, for a known one with another method, for whatever was
-    added to the application past `mount`, and for what is not for this server.
+    None for an unknown path, a known path with another method, a handler that was added without
+    `mount`, and a request for a sandbox.
     """
     try:
         return request[_ROUTE]
@@ -492,11 +493,11 @@ def route_of(request: web.Request) -> Route | None:
 
 
 def query_keys(request: web.Request) -> list[str]:
-    """Return the keys in the query that are looked at, wherever they count."""
+    """Return up to `MAX_QUERY_KEYS` keys in the query, whether or not the route takes them."""
     return request.query.getall(KEY_PARAMETER, [])[:MAX_QUERY_KEYS]
 
 
 def is_page(request: web.Request) -> bool:
-    """Whether a request was resolved to a page, or to a part of one."""
+    """Whether a request resolved to a route with `is_page`."""
     route = route_of(request)
     return route is not None and route.is_page

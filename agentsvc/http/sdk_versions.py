@@ -1,9 +1,9 @@
 """Converts events to what a given version of the Python SDK can read. Pure.
 
-Models of the SDK forbid fields and kinds that they do not know, so that one new field in one event
-makes a whole conversation illegible to an older client. Every version since 1.54 reads what the
-agent servers of today write. A client says at the end of its key which version it has, as in
-`asvc_…~sdk-1.30`; clients of several years cannot say it anywhere else.
+The SDK's models reject unknown fields and event kinds, so one new field in one event makes a whole
+conversation unreadable for an older client. Versions since 1.54 read what current agent servers
+write. A client states its version as a suffix of its key, as in `asvc_…~sdk-1.30`, because older
+clients have no other setting that reaches the server.
 """
 
 import re
@@ -21,9 +21,9 @@ from agentsvc.base import decode_or_none
 type Version = tuple[int, int]
 
 OLDEST: Final[Version] = (1, 21)
-"""The oldest that was tried, and what any older one is taken for."""
+"""The oldest version that was tested; older ones are treated as this one."""
 HTTP_CLIENT: Final = "python-httpx/"
-"""How the User-Agent of the SDK and of the command line begins; they do not name themselves."""
+"""User-Agent prefix of the SDK and the command line, which send httpx's default."""
 _IN_QUERY = re.compile(
     r"([?&]session_api_key=[^&#?]*?)(?:~|%7[Ee])sdk-([0-9]{1,3})\.([0-9]{1,3})(?=[&#]|\Z)"
 )
@@ -31,19 +31,19 @@ _VERSION = re.compile(r"\A([0-9]{1,3})\.([0-9]{1,3})\Z")
 _MARK: Final = "~sdk-"
 _KEY_HEADERS: Final = (istr("X-Session-API-Key"), hdrs.AUTHORIZATION, istr("X-Access-Token"))
 _MAX_VALUES: Final = 300_000
-"""How many members an event may have, and a page a few times as many values: more is not taken apart."""
+"""Most members of an event, and a quarter of those of a page; larger ones are not parsed."""
 _ANY: Final = ""
 _PROMPT: Final = "SystemPromptEvent"
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
-    """What came into the SDK's models with a version."""
+    """An event kind, or fields of events, that an SDK version added."""
 
     version: Version
     kind: str = _ANY
-    """A kind of events; all of them where only fields came."""
+    """The event kind; empty if the fields were added to all kinds."""
     fields: frozenset[str] = frozenset()
-    """Fields that came to the kind; where there are none, the kind itself came."""
+    """Fields added to the kind; empty if the kind itself is new."""
 
 
 ADDED: Final = (
@@ -54,13 +54,13 @@ ADDED: Final = (
     Added(version=(1, 40), kind="ConversationErrorEvent", fields=frozenset({"classification"})),
     Added(version=(1, 54), kind="SecurityAnalysisEvent"),
 )
-"""All that was added to events since the oldest version."""
+"""All additions to events since the oldest version."""
 COMPLETE: Final[Version] = max(added.version for added in ADDED)
-"""The first version that reads everything."""
+"""The first version that reads all events."""
 
 
 _IMPORTS_TOOLS: Final[Version] = (1, 50)
-"""From here on clients import the tools of a conversation that they take part in."""
+"""From this version on, clients import the tools of a conversation that they join."""
 _IMPORTED: Final = frozenset(
     {
         "FileEditorTool",
@@ -73,11 +73,11 @@ _IMPORTED: Final = frozenset(
         "ThinkTool",
     }
 )
-"""The tools that programs of all versions know, whatever they import of `openhands.tools`."""
+"""Tools that clients of all versions know without importing `openhands.tools` modules."""
 
 
 class EventReader:
-    """Puts events into the form that one version reads; what it leaves out is nowhere changed."""
+    """Removes from events what one SDK version cannot read; everything else stays unchanged."""
 
     def __init__(self, version: Version) -> None:
         self._imports_tools = version >= _IMPORTS_TOOLS
@@ -89,11 +89,11 @@ class EventReader:
                 self._fields[one.kind] = known | one.fields
 
     def event(self, body: bytes) -> bytes | None:
-        """Return one event, None for one of a kind the version does not know.
+        """Convert an event; returns None if the version does not know its kind.
 
-        What is no event is returned as it is, and so is one with more in it than any has.
+        A body that is no event, or that is larger than any event, is returned unchanged.
         """
-        # Each member has a colon. Texts have fewer of these than commas, of which a table has any number.
+        # Each member has a colon, which texts contain less often than commas.
         if body.count(b":") > _MAX_VALUES:
             return body
         try:
@@ -110,14 +110,14 @@ class EventReader:
         return body if shown == members else _encode(shown)
 
     def events(self, bodies: Iterable[bytes]) -> list[bytes]:
-        """Return those of some events that the version knows."""
+        """Convert events; drops those of kinds that the version does not know."""
         read = (self.event(body) for body in bodies)
         return [body for body in read if body is not None]
 
     def answer(self, body: bytes) -> bytes:
-        """Return an answer of an agent server: a page of events, a list with gaps, or one event.
+        """Convert a response of an agent server: a page of events, a list with nulls, or one event.
 
-        Anything else is returned as it is, and so is what has more in it than any answer.
+        Any other body, or one that is larger than any response, is returned unchanged.
         """
         if body.count(b",") > 4 * _MAX_VALUES:
             return body
@@ -139,7 +139,7 @@ class EventReader:
 
 
 class _Llm(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that the SDK always writes: the first two have always been there."""
+    """Fields that the SDK always writes; `usage_id` and `drop_params` exist in all versions."""
 
     usage_id: msgspec.Raw
     drop_params: msgspec.Raw
@@ -163,15 +163,15 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def reader_of(version: Version | None) -> EventReader | None:
-    """Return what puts events into the form of a version, None where they stay as they are."""
+    """Return the converter for a version, or None if the version reads all events."""
     return None if version is None or version >= COMPLETE else EventReader(version)
 
 
 def version_of_start(body: bytes) -> Version | None:
-    """Return the version whose SDK wrote this start of a conversation, by what it does not say.
+    """Detect the SDK version that wrote a start request by the fields that are missing.
 
-    The SDK writes every field it has. The oldest version with just these fields is returned, and
-    None for a body that it did not write, or that may be one of a version that reads everything.
+    The SDK writes every field it knows. Returns the oldest version with these fields, or None for a
+    body that the SDK did not write or whose version may read all events.
     """
     start = decode_or_none(body, _Start)
     if start is None:
@@ -188,41 +188,40 @@ def version_of_start(body: bytes) -> Version | None:
 
 
 def version_of_login(user_agent: str) -> Version | None:
-    """Return the version of a program that logs in without a browser, None for one of today.
+    """Return the SDK version of a client that uses the device login, or None for a current one.
 
-    The command line `openhands` is the one that does so with this library, and its newest version
-    has the oldest SDK.
+    Only the command line `openhands` logs in with httpx, and its newest version has the oldest SDK.
     """
     return OLDEST if user_agent.startswith(HTTP_CLIENT) else None
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the version that is written as `1.30`, None for what is none."""
+    """Parse a version such as `1.30`; returns None for any other text."""
     found = _VERSION.match(text)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def write_version(version: Version) -> str:
-    """Return a version as it is written, as in `1.30`."""
+    """Format a version as in `1.30`."""
     return f"{version[0]}.{version[1]}"
 
 
 def mark(key: str, version: Version | None) -> str:
-    """Return a key that says which version its client has; one without a version as it is."""
+    """Append a client's version to a key; without a version, return the key unchanged."""
     return key if version is None else f"{key}{_MARK}{write_version(version)}"
 
 
 def unmark(key: str) -> tuple[str, Version | None]:
-    """Return a key without what it says of its client, and that."""
+    """Split a key into the plain key and the version in its suffix, None without a suffix."""
     plain, _, said = key.rpartition(_MARK)
     version = parse_version(said)
     return (plain, version) if plain and version else (key, None)
 
 
 def unmark_request[R: web.BaseRequest](request: R) -> tuple[R, Version | None]:
-    """Return a request with its keys as they are without a version, and the version.
+    """Return the request without version suffixes in its keys, and the version.
 
-    Keys count in the headers and the query parameter in which clients have them.
+    Looks at the key headers and the query parameter `session_api_key`.
     """
     version = None
     for name in _KEY_HEADERS:
@@ -239,7 +238,7 @@ def unmark_request[R: web.BaseRequest](request: R) -> tuple[R, Version | None]:
 
 
 def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """Return the members of a prompt that lists no tools but those that every program knows."""
+    """Remove from a system prompt event the tools that clients of older versions cannot import."""
     if bytes(prompt.get("tools", b"")).count(b",") > _MAX_VALUES:
         return prompt
     try:

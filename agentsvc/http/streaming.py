@@ -1,8 +1,8 @@
-"""Answers that go on: messages as server-sent events, or over a WebSocket if the client asks for one.
+"""Streaming responses: messages as server-sent events, or over a WebSocket if the client upgrades.
 
-A client that does not read is waited for, and nothing is kept for it but what is being sent; the
-connection ends it when it has taken nothing for too long. A stream ends with the client's key, with
-the client and with the server. What is told is decided elsewhere.
+Writing waits for a slow client and buffers only the message being sent; the connection closes a
+client that has read nothing for too long. A stream ends when the client disconnects, its key is
+revoked or the server stops. The callers of `serve` provide the messages.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from agentsvc.http.wire import encode
 EVENT_STREAM: Final = "text/event-stream"
 
 RESYNC_CODE: Final = 4008
-"""The close code of a WebSocket whose client may have missed something; the last id says more."""
+"""WebSocket close code for a client that may have missed events; the reason is the last id."""
 
 _KEY_CODE: Final = 4001
 _GONE_CODE: Final = 4004
 _RETRY_MS: Final = 1000
 _MAX_MISSED_BEATS: Final = 3
 _LAST_SECONDS: Final = 1.0
-"""How long a client has to take the end of a stream."""
+"""Seconds that a client has to read the end of a stream."""
 _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -50,7 +50,7 @@ _STOPPING: Final = StreamEnd(message=None, code=WSCloseCode.GOING_AWAY)
 
 
 class LiveAnswers:
-    """The open streams and WebSockets, which it ends when the server stops."""
+    """Registry of open streams and WebSockets, which the server ends when it stops."""
 
     def __init__(self) -> None:
         self._ends: set[Callable[[], None]] = set()
@@ -58,14 +58,14 @@ class LiveAnswers:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[asyncio.Event]:
-        """Return what is set when the stream inside has to end."""
+        """Register a stream for the duration of the context; yields the event that ends it."""
         over = asyncio.Event()
         with self.ending(over.set):
             yield over
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """Have `end` called when what is inside has to end."""
+        """Call `end` if the server stops during the context, or at once if it is stopping."""
         self._ends.add(end)
         if self._is_over:
             end()
@@ -75,7 +75,7 @@ class LiveAnswers:
             self._ends.discard(end)
 
     def end(self) -> None:
-        """End all of it, also what begins from now on."""
+        """End all open streams, and each later one when it begins."""
         self._is_over = True
         for end in self._ends:
             end()
@@ -84,12 +84,12 @@ class LiveAnswers:
 LIVE: Final[web.AppKey[LiveAnswers]] = web.AppKey("live_answers", LiveAnswers)
 
 
-type _Line = _Lines | _Socket
-"""How items reach a client."""
+type _Sink = _EventStream | _WebSocket
+"""Sends the messages of a stream to a client."""
 
 
 def resync(last: int | None) -> StreamEnd:
-    """Return the end after which a client has to go on behind this event, or begin anew."""
+    """Return a stream end that tells the client to resume after event `last`, or from the start."""
     shown = None if last is None or last < 0 else last
     return StreamEnd(
         message=StreamItem(type="resync", data=encode({"last_event_id": shown}), id=last),
@@ -103,38 +103,38 @@ async def serve(
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None = None,
 ) -> web.StreamResponse:
-    """Answer with all items, to the end of them, of the client, of its key or of the server.
+    """Respond with a stream until the items end, client or key is gone, or the server stops.
 
-    Who calls is known when the items are asked for: the key may be the first message. A client of a
-    WebSocket may have further streams told in it, which `find_more` finds.
+    `find_items` is called after authentication: the key may be the first WebSocket message.
+    `find_more` returns the items of further streams that the client of a WebSocket opens.
     """
-    line = _Socket(request) if wants_socket(request) else _Lines(request)
+    sink = _WebSocket(request) if wants_socket(request) else _EventStream(request)
     with request.app[LIVE].opened() as over:
-        if isinstance(line, _Socket) and PRINCIPAL not in request:
-            ending = await _stream_after_auth(request, line, find_items, find_more, over)
+        if isinstance(sink, _WebSocket) and PRINCIPAL not in request:
+            ending = await _stream_after_auth(request, sink, find_items, find_more, over)
         else:
             items = await find_items()
-            await line.open()
-            ending = await _stream(request, line, items, find_more, over)
+            await sink.open()
+            ending = await _stream(request, sink, items, find_more, over)
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(_LAST_SECONDS):
-            await line.end(ending or _STOPPING)
-            return line.response
+            await sink.end(ending or _STOPPING)
+            return sink.response
     if request.transport is not None:
         request.transport.abort()
-    return line.response
+    return sink.response
 
 
 async def _stream_after_auth(
     request: web.Request,
-    line: "_Socket",
+    sink: "_WebSocket",
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None,
     over: asyncio.Event,
 ) -> StreamEnd | None:
-    """Serve a client that shows its key first; what is wrong can only end the WebSocket."""
-    await line.open()
-    ending = await _first_to_end(_authenticate(request, line), _wait(over))
+    """Serve a client that sends its key first; errors are sent as close codes of the WebSocket."""
+    await sink.open()
+    ending = await _first_to_end(_authenticate(request, sink), _wait(over))
     if PRINCIPAL not in request:
         return ending
     try:
@@ -142,13 +142,13 @@ async def _stream_after_auth(
     except AgentsvcError as exc:
         code = _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
         return StreamEnd(message=None, code=code, reason=exc.code)
-    return await _stream(request, line, items, find_more, over)
+    return await _stream(request, sink, items, find_more, over)
 
 
-async def _authenticate(request: web.Request, line: "_Socket") -> StreamEnd | None:
-    """Find out who a client is by its first message."""
+async def _authenticate(request: web.Request, sink: "_WebSocket") -> StreamEnd | None:
+    """Authenticate a client by its first message; returns the stream end if that fails."""
     try:
-        key = await first_message_key(request, line.first_text())
+        key = await first_message_key(request, sink.first_text())
         caller = await _identify(request, key)
         show_key(request, user_id=caller.user_id)
     except NotAuthenticated:
@@ -160,7 +160,7 @@ async def _authenticate(request: web.Request, line: "_Socket") -> StreamEnd | No
 
 
 async def _identify(request: web.Request, key: str) -> Principal:
-    """Return whose key, or whose page's part of a login, a first message has."""
+    """Return the user of the API key or page token in a first message."""
     try:
         return await request.app[KEYRING].identify(key)
     except NotAuthenticated:
@@ -168,7 +168,7 @@ async def _identify(request: web.Request, key: str) -> Principal:
 
 
 async def _stream(
-    request: web.Request, line: _Line, items: Items, find_more: Finder | None, over: asyncio.Event
+    request: web.Request, sink: _Sink, items: Items, find_more: Finder | None, over: asyncio.Event
 ) -> StreamEnd | None:
     async with contextlib.aclosing(items):
         gone, lost = asyncio.Event(), asyncio.Event()
@@ -177,24 +177,24 @@ async def _stream(
             gone.set()
         with request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set):
             return await _first_to_end(
-                _send_items(line, items),
-                _listen(line, gone, find_more),
+                _send_items(sink, items),
+                _listen(sink, gone, find_more),
                 _wait(lost, _KEY_LOST),
                 _wait(over),
             )
 
 
-async def _listen(line: _Line, gone: asyncio.Event, find_more: Finder | None) -> StreamEnd | None:
-    """Heed what a client asks for, until it has gone."""
+async def _listen(sink: _Sink, gone: asyncio.Event, find_more: Finder | None) -> StreamEnd | None:
+    """Handle the messages of a client until it disconnects."""
     async with asyncio.TaskGroup() as group:
-        followed = FollowedStreams(group, line.send, find_more)
-        await line.listen(gone, followed.handle)
+        followed = FollowedStreams(group, sink.send, find_more)
+        await sink.listen(gone, followed.handle)
         followed.end()
     return None
 
 
-class _Lines:
-    """Server-sent events."""
+class _EventStream:
+    """Sends a stream as server-sent events."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -202,39 +202,39 @@ class _Lines:
         self.response = web.StreamResponse(headers=headers)
 
     async def open(self) -> None:
-        """Begin the answer."""
+        """Send the head of the response and the reconnection delay."""
         await self.response.prepare(self._request)
         await self.response.write(b"retry: %d\n\n" % _RETRY_MS)
 
     async def listen(self, gone: asyncio.Event, on_text: Callable[[str], Awaitable[None]]) -> None:
-        """Return once the client has gone; `on_text` gets what it says."""
+        """Wait until the client disconnects; a WebSocket calls `on_text` with each message."""
         await gone.wait()
 
     async def send(self, message: StreamItem) -> None:
-        """Send a message, waiting while the client does not take it."""
-        await self.response.write(_to_lines(message))
+        """Send a message; waits while the client does not read."""
+        await self.response.write(_to_event(message))
 
     async def beat(self) -> None:
-        """Show that the stream is alive; raises ConnectionError if the client seems not to be."""
+        """Send a heartbeat; raises ConnectionError if the client does not respond."""
         await self.response.write(b":\n\n")
 
     async def end(self, ending: StreamEnd) -> None:
-        """Say why it ends."""
+        """Send the reason for the end and close the response."""
         if ending.message is not None:
             await self.send(ending.message)
         self.response.force_close()
         await self.response.write_eof()
 
 
-class _Socket:
-    """A WebSocket."""
+class _WebSocket:
+    """Sends a stream over a WebSocket; its methods have the same contract."""
 
     def __init__(self, request: web.Request) -> None:
         if hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers:
             raise BadRequest("WebSocket subprotocols are not supported here")
         self._request = request
         self._missed = 0
-        # Compression costs memory, for clients that offer it: browsers, one connection each.
+        # Compression costs memory, but only browsers offer it, with one connection each.
         self.response = self._socket = web.WebSocketResponse(
             autoping=False, compress=True, timeout=_LAST_SECONDS, max_msg_size=LARGEST_FIRST_BYTES
         )
@@ -243,7 +243,7 @@ class _Socket:
         await self._socket.prepare(self._request)
 
     async def first_text(self) -> str:
-        """Return what the client says first; raises NotAuthenticated if it is no text."""
+        """Return the first message; raises NotAuthenticated if it is no text message."""
         async for said in self._socket:
             if said.type is WSMsgType.PING:
                 await self._socket.pong(said.data)
@@ -262,7 +262,7 @@ class _Socket:
                 await on_text(said.data)
 
     async def send(self, message: StreamItem) -> None:
-        await self._socket.send_frame(_to_text(message), WSMsgType.TEXT)
+        await self._socket.send_frame(_to_json(message), WSMsgType.TEXT)
 
     async def beat(self) -> None:
         if self._missed >= _MAX_MISSED_BEATS:
@@ -274,16 +274,16 @@ class _Socket:
         await self._socket.close(code=ending.code, message=ending.reason.encode())
 
 
-async def _send_items(line: _Line, items: Items) -> StreamEnd | None:
-    """Send items until one is the end."""
+async def _send_items(sink: _Sink, items: Items) -> StreamEnd | None:
+    """Send items; returns the StreamEnd if one of them is, or None when they are exhausted."""
     async for item in items:
         match item:
             case StreamEnd():
                 return item
             case StreamItem():
-                await line.send(item)
+                await sink.send(item)
             case None:
-                await line.beat()
+                await sink.beat()
     return None
 
 
@@ -293,24 +293,24 @@ async def _wait(over: asyncio.Event, ending: StreamEnd | None = None) -> StreamE
 
 
 async def _first_to_end(*works: Awaitable[StreamEnd | None]) -> StreamEnd | None:
-    """Return what the first that ends returns, and end the others."""
+    """Return the result of the first awaitable that finishes, and cancel the others."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_quietly(work)) for work in works]
+        tasks = [group.create_task(_until_disconnect(work)) for work in works]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
     return next((task.result() for task in tasks if task in done and task.result()), None)
 
 
-async def _quietly(work: Awaitable[StreamEnd | None]) -> StreamEnd | None:
-    """Wait for some work; a client that has gone ends it, and is no failure."""
+async def _until_disconnect(work: Awaitable[StreamEnd | None]) -> StreamEnd | None:
+    """Await `work`; a disconnected client ends it without an error."""
     with contextlib.suppress(ConnectionError):
         return await work
     return None
 
 
-def _to_lines(message: StreamItem) -> bytes:
-    """Return a server-sent event; line breaks in JSON are blanks, and would end its line."""
+def _to_event(message: StreamItem) -> bytes:
+    """Encode a server-sent event; replaces line breaks in its JSON, which would end the field."""
     lines = [b"event: " + message.type.encode()]
     if message.id is not None:
         lines.append(b"id: %d" % message.id if message.id >= 0 else b"id:")
@@ -318,7 +318,7 @@ def _to_lines(message: StreamItem) -> bytes:
     return b"\n".join((*lines, b"", b""))
 
 
-def _to_text(message: StreamItem) -> bytes:
+def _to_json(message: StreamItem) -> bytes:
     number = b"" if message.id is None else b',"id":%d' % message.id
     stream = b"" if message.stream is None else b',"stream":' + encode(message.stream)
     head = b'{"type":' + encode(message.type) + stream + number

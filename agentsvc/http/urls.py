@@ -1,7 +1,7 @@
-"""The address at which a caller reaches the server, and the URLs that are built on it.
+"""The server's public address as the caller sees it, and the URLs derived from it.
 
-What a proxy says about the caller's own request counts only if the proxy is trusted; a configured
-`server.public_url` counts always.
+Forwarding headers are used only from trusted proxies; a configured `server.public_url` overrides
+them.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ from agentsvc.plugin.egress import SANDBOX_SOURCES
 from agentsvc.sandboxes import AGENT_PORT, Sandbox, SandboxStatus
 
 MOUNT: Final = "/sandboxes"
-"""The path below which the ports of all sandboxes are."""
+"""Path prefix of the ports of all sandboxes."""
 
 _HOST = re.compile(r"\A(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?\Z")
 _PREFIX = re.compile(r"\A(?:/[A-Za-z0-9._~%-]+)+\Z")
@@ -42,11 +42,11 @@ _ADDRESS_CHARS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 
 TRUSTED: Final[web.AppKey[tuple[Network, ...]]] = web.AppKey("trusted_proxies")
-"""The networks of the proxies that may say what the caller's own request was."""
+"""Networks of proxies whose forwarding headers are trusted."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a caller reaches the server: `https`, `example.org`, `/agents`."""
+    """The public address of the server: for example `https`, `example.org`, `/agents`."""
 
     scheme: str
     host: str
@@ -54,85 +54,85 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Return it as a URL without a slash at the end."""
+        """Return the URL without a trailing slash."""
         return f"{self.scheme}://{self.host}{self.prefix}"
 
 
 class WorkOrigin(Origin, frozen=True, kw_only=True):
-    """The origin that a work port has of its own; `label` is what stands before the domain."""
+    """The own origin of a work port; `label` is its subdomain."""
 
     label: str
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """The URLs a caller is given; each of them leads to this server."""
+    """Builds URLs of this server for the responses to one caller."""
 
     base: str
     domain: str = ""
-    """Below which work ports have origins of their own; empty where they have none."""
+    """Domain whose subdomains are the origins of work ports; empty if they have no own origins."""
     editor_domain: str = ""
-    """The same for the editor, which only browsers show: names that they alone know will do."""
+    """The same for the editor; `localhost` works, too, because only browsers open the editor."""
     shows_keys: bool = True
-    """Whether the caller may have the keys of sandboxes: with one, all can be done there."""
+    """Whether the caller may see session keys, which give full access to a sandbox."""
     sdk_version: Version | None = None
-    """The version of the SDK that the caller has said it has: the keys it is given say it, too."""
+    """SDK version that the caller's key states; session keys in responses get the same suffix."""
 
     def shown(self, key: Secret | None) -> str | None:
-        """Return the key of a sandbox if there is one and the caller may have it."""
+        """Return a session key with the caller's version suffix, or None if it is not shown."""
         if key is None or not self.shows_keys:
             return None
         return mark(key.reveal(), self.sdk_version)
 
     @property
     def prefix(self) -> str:
-        """The path below which the server is, empty where there is none."""
+        """The path of the public address, or an empty string."""
         return urlsplit(self.base).path
 
     def worker(self, sandbox: Sandbox, name: str) -> str:
-        """Return where a work port of a sandbox is, at an origin of its own if it has one."""
+        """Return the URL of a work port, at its own origin if it has one."""
         return self._below(self.domain, sandbox, name)
 
     def port(self, sandbox: Sandbox, name: str) -> str:
-        """Return where a port of a sandbox is, without a slash at the end."""
+        """Return the URL of a port below this server's path, without a trailing slash."""
         return f"{self.base}{mount_of(sandbox.id, name)}"
 
     def agent_of(self, sandbox_id: str) -> str:
-        """Return where the agent server of a sandbox is or was."""
+        """Return the URL of the agent server of a sandbox, whatever its state."""
         return f"{self.base}{mount_of(sandbox_id, AGENT_PORT)}"
 
     def agent(self, sandbox: Sandbox) -> str | None:
-        """Return where the agent server is, or None unless the sandbox runs."""
+        """Return the URL of the agent server, or None unless it runs."""
         return None if sandbox.agent_url is None else self.port(sandbox, AGENT_PORT)
 
     def runtime(self, sandbox_id: str, *, at_root: bool) -> str:
-        """Return where the agent server is for callers of the remote runtime API.
+        """Return the URL of the agent server for callers of the remote runtime API.
 
-        They find the work ports below it, as the path begins with the sandbox's id. At the root
-        there is only the agent server.
+        The path starts with the sandbox's id, so that callers find the work ports below it. With
+        `at_root`, only the agent server is reachable.
         """
         return self.agent_at_root(sandbox_id) if at_root else f"{self.base}/{sandbox_id}"
 
     def agent_at_root(self, sandbox_id: str) -> str:
-        """Return where the agent server is for clients that take an address without a path only.
+        """Return the URL of the agent server for clients that only accept URLs without a path.
 
-        The sandbox's key in a request to the root says which one is meant. There is no such
-        address where this server has a path itself.
+        The session key in a request to the root selects the sandbox. If this server has a path
+        prefix, return the URL with a path.
         """
         return self.agent_of(sandbox_id) if self.prefix else self.base
 
     def conversation(self, sandbox: Sandbox | None, conversation_id: str) -> str | None:
-        """Return where a conversation is at its agent server, or None unless that runs."""
+        """Return the URL of a conversation at its agent server, or None unless that runs."""
         agent = self.agent(sandbox) if sandbox is not None else None
         return f"{agent}/api/conversations/{conversation_id}" if agent else None
 
     def editor_root(self, sandbox: Sandbox) -> str:
-        """Return where the editor is, at an origin of its own if it has one."""
+        """Return the URL of the editor, at its own origin if it has one."""
         return self._below(self.editor_domain, sandbox, EDITOR_PORT)
 
     def editor(self, sandbox: Sandbox, folder: str) -> str | None:
-        """Return where the editor shows a folder, or None where there is none or nothing runs.
+        """Return the URL that opens a folder in the editor.
 
-        There is none for who may not have the key it opens with.
+        None if the sandbox does not run or has no editor, or if the caller may not see its key.
         """
         session_key = sandbox.session_key.reveal() if self.shows_keys else None
         is_running = sandbox.status is SandboxStatus.RUNNING
@@ -152,17 +152,17 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mount_of(sandbox_id: str, name: str) -> str:
-    """Return the path below which a port of a sandbox is."""
+    """Return the path of a port of a sandbox."""
     return f"{MOUNT}/{sandbox_id}/{name}"
 
 
 def to_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Return the networks that are written down; raises StartFailed for what is none."""
+    """Parse addresses and networks of `server.trusted_proxies`; raises StartFailed."""
     return tuple(_to_network(text) for text in texts)
 
 
 def links_of(request: web.Request) -> Links:
-    """Return the links for the caller of a request."""
+    """Return the URL builder for the caller of a request."""
     config, caller = request.app[CONFIG], request.get(PRINCIPAL)
     return _make_links(
         origin_of(request),
@@ -178,7 +178,7 @@ def _make_links(
     origin: Origin, wildcard: str, is_direct: bool, shows_keys: bool, version: Version | None
 ) -> Links:
     domain = domain_of(wildcard)
-    # Whether a browser of the caller's reaches this server without any proxy, at home.
+    # A caller at a loopback address without a proxy has a browser that resolves `*.localhost`.
     local = LOCAL_DOMAIN if is_direct and is_local(name_of(origin.host)) else ""
     return Links(
         base=origin.url,
@@ -190,7 +190,7 @@ def _make_links(
 
 
 def origin_of(request: web.Request) -> Origin:
-    """Return where the caller of a request reaches the server."""
+    """Return the public address at which the caller of a request reached the server."""
     configured = request.app[CONFIG].server.public_url
     if configured:
         parts = urlsplit(configured)
@@ -199,10 +199,10 @@ def origin_of(request: web.Request) -> Origin:
 
 
 def work_origin_of(request: web.Request) -> WorkOrigin | None:
-    """Return the origin of work ports that a request is for; None if it is for the server.
+    """Return the work port origin in a request's host, or None if the request is for the server.
 
-    The request may be for no port that exists: what is below such a domain is never the server,
-    but for the host that `server.public_url` names.
+    The port need not exist: every host below such a domain except the host of `server.public_url`
+    counts as a port, never as the server.
     """
     config = request.app[CONFIG]
     own_host, scheme = _own_host(request), request.scheme
@@ -218,7 +218,7 @@ def _find_work_origin(
     hosts: tuple[str, str], seen_scheme: str, sandbox_domain: str, public_url: str
 ) -> WorkOrigin | None:
     public = urlsplit(public_url)
-    # A page can make a browser send any header but Host.
+    # A page can make a browser send any header except Host.
     schemes = {LOCAL_DOMAIN: seen_scheme, domain_of(sandbox_domain): public.scheme or seen_scheme}
     for host in hosts:
         name = name_of(host)
@@ -237,7 +237,7 @@ def _seen_origin(request: web.Request) -> Origin:
 
 
 def is_from_proxy(request: web.Request) -> bool:
-    """Whether a request comes from a proxy that is trusted."""
+    """Whether a request comes from a trusted proxy."""
     networks = request.app.get(TRUSTED, ())
     if not networks or not request.remote:
         return False
@@ -247,12 +247,12 @@ def is_from_proxy(request: web.Request) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     found = mapped or address
-    # A whole loopback network may be trusted, and sandboxes have addresses there.
+    # Sandboxes have loopback addresses, which must not be trusted even if the loopback network is.
     return found not in SANDBOX_SOURCES and any(found in network for network in networks)
 
 
 def address_of(request: web.Request) -> str:
-    """Return the address a request comes from; a trusted proxy says whose it passes on."""
+    """Return the client address of a request, from the forwarding headers of a trusted proxy."""
     own = request.remote or ""
     if not is_from_proxy(request):
         return own
@@ -263,12 +263,12 @@ def address_of(request: web.Request) -> str:
 
 
 def client_of(request: web.Request) -> str:
-    """Return whom a limit counts where nobody is known: an address, or the network of one caller."""
+    """Return the key that limits count an unauthenticated client under: its address or network."""
     return caller_of(address_of(request))
 
 
 def prefix_of(public_url: str) -> str:
-    """Return the path that a configured public URL has, without a slash at the end."""
+    """Return the path of a configured public URL, without a trailing slash."""
     return urlsplit(public_url).path.rstrip("/")
 
 
@@ -277,8 +277,8 @@ def _to_network(text: str) -> Network:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as exc:
         raise StartFailed(
-            f"`server.trusted_proxies` has what is no address or network: `{text}`",
-            hint="write addresses such as `127.0.0.1`, or networks such as `10.0.0.0/8`",
+            f"`server.trusted_proxies` has an invalid address or network: `{text}`",
+            hint="use addresses such as `127.0.0.1`, or networks such as `10.0.0.0/8`",
         ) from exc
 
 
@@ -286,7 +286,7 @@ def _own_host(request: web.Request) -> str:
     host = request.headers.get(hdrs.HOST, "")
     if _HOST.match(host):
         return host
-    # The client named none: what it connected to is the best there is.
+    # The Host header is missing or invalid: use the configured listening address.
     server = request.app[CONFIG].server
     return (
         f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
@@ -294,7 +294,7 @@ def _own_host(request: web.Request) -> str:
 
 
 def _as_forwarded(request: web.Request, own: Origin) -> Origin:
-    """Return what the proxy says; the last value of a list is that of the nearest one."""
+    """Return the origin from the forwarding headers; the last value is the nearest proxy's."""
     said = _forwarded(request)
     scheme = (_last(request, hdrs.X_FORWARDED_PROTO) or said.get("proto", "")).lower()
     host = _last(request, hdrs.X_FORWARDED_HOST) or said.get("host", "")

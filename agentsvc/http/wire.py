@@ -1,7 +1,7 @@
-"""JSON in and out: bodies, queries, paths, pages and the one error body.
+"""Decoding of bodies, queries and paths, and encoding of responses, pages and errors.
 
-Whatever a client can get wrong on the way to a typed value is found here and raised as one of
-the classes of `agentsvc.base.errors`; no handler looks at raw input.
+All input validation happens here and raises classes of `agentsvc.base.errors`; handlers never parse
+raw input.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ from agentsvc.base import (
 )
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
-"""The largest body of what a sandbox calls back; one refused would come again for ever."""
+"""Body limit of callbacks from sandboxes; a rejected callback would be retried forever."""
 
 DEPTH_MAX: Final = 200
-"""How deeply a body may be nested; far below what exhausts the interpreter's stack."""
+"""Maximum nesting depth of a body; far below what exhausts the interpreter's stack."""
 
 PAGE_MAX: Final = 100
 
@@ -75,32 +75,32 @@ type ImageUrl = Annotated[
 ]
 
 BODY_LIMIT: Final[web.RequestKey[int]] = web.RequestKey("body_limit", int)
-"""How many bytes the body of a request may have, where it may have more than those of others."""
+"""Body limit of a request in bytes, if it is larger than the application's."""
 BODY: Final[web.RequestKey[bytes]] = web.RequestKey("body", bytes)
-"""The body of a request, if it has been read already."""
+"""The body of a request, if the middleware has read it already."""
 ON_MORE_BODY: Final[web.RequestKey[OnMoreBody]] = web.RequestKey("on_more_body")
-"""What to wait for while a body is read that is longer than was announced, or compressed."""
+"""Awaited with the number of body bytes beyond Content-Length: chunked or compressed bodies."""
 ON_STREAMED: Final[web.RequestKey[Callable[[bytes], Awaitable[None]]]] = web.RequestKey(
     "on_streamed"
 )
-"""What to call with the last item of an array that is streamed, before the client has its end."""
+"""Awaited with the last item of a streamed array before its end is sent."""
 
 encode: Final = msgspec.json.Encoder().encode
-"""Returns a value as JSON."""
+"""Encodes a value as JSON."""
 
 _ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
-_NOTHING: Final[Any] = object()
+_REQUIRED: Final[Any] = object()
 _MAX_VALUES: Final = 100_000
-"""How many values a body may have to be looked through for all that does not fit in it."""
+"""Most values of a body in which all validation errors are searched, not only the first."""
 _MAX_LISTED: Final = 100
 _PART_BYTES: Final = 64 * 1024
-_READ_AT_ONCE: Final = 256 * 1024
-"""How long a body may be that is read without giving others their turn."""
-_LONGEST_STEP: Final = 200
+_INLINE_BYTES: Final = 256 * 1024
+"""Largest body that is parsed on the event loop; larger ones are parsed in a thread."""
+_MAX_STEP_CHARS: Final = 200
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of an operation that lists without filters."""
+    """The query of a list operation without filters."""
 
     page_id: str | None = None
     limit: Limit = PAGE_MAX
@@ -115,22 +115,22 @@ class Page[T](msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Success(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of an operation that has nothing more to say."""
+    """The response of an operation that returns no data."""
 
     success: bool = True
-    """Always true: what fails has another status"""
+    """Always true; failures have another status"""
 
 
 SUCCESS: Final = Success()
 
 
 def page_offset(page_id: str | None) -> int:
-    """Return where a page of a list that is all here begins; raises InvalidRequest."""
+    """Decode the offset of a page of an in-memory list; raises InvalidRequest."""
     return 0 if page_id is None else max(decode_cursor(page_id, int)[0], 0)
 
 
 def page_at[T](items: Sequence[T], offset: int, limit: int) -> Page[T]:
-    """Return the page of such a list that begins there."""
+    """Return the page of an in-memory list at an offset."""
     end = offset + limit
     next_page_id = encode_cursor(end) if end < len(items) else None
     return Page(items=list(items[offset:end]), next_page_id=next_page_id)
@@ -139,35 +139,35 @@ def page_at[T](items: Sequence[T], offset: int, limit: int) -> Page[T]:
 def page_by_name[T](
     items: Iterable[T], page_id: str | None, limit: int, name_of: Callable[[T], str]
 ) -> Page[T]:
-    """Return a page of a list that is all here and sorted by name; raises InvalidRequest."""
+    """Return a page of an in-memory list that is sorted by name; raises InvalidRequest."""
     [last] = ("",) if page_id is None else decode_cursor(page_id, str)
     rest = [one for one in items if name_of(one) > last]
     next_page_id = encode_cursor(name_of(rest[limit - 1])) if limit < len(rest) else None
     return Page(items=rest[:limit], next_page_id=next_page_id)
 
 
-# Answers
+# Responses
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
-    """Answer with a value as JSON."""
+    """Return a response with a value as JSON."""
     return raw_json_response(encode(value), status=status)
 
 
 def text_response(text: str) -> web.Response:
-    """Answer with plain text."""
+    """Return a plain text response."""
     return web.Response(text=text, content_type="text/plain")
 
 
 def raw_json_response(body: bytes, *, status: int = 200) -> web.Response:
-    """Answer with bytes that are JSON already."""
+    """Return a response with an encoded JSON body."""
     return web.Response(body=body, status=status, content_type="application/json")
 
 
 async def stream_array(
     request: web.Request, items: AsyncGenerator[Any, None]
 ) -> web.StreamResponse:
-    """Answer with a JSON array whose items are sent as they come."""
+    """Respond with a JSON array; each item is sent as soon as it is available."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     async with contextlib.aclosing(items):
         separator = b"[\n"
@@ -186,28 +186,28 @@ async def stream_array(
 
 
 def raw_page(items: Iterable[bytes], next_page_id: str | None) -> bytes:
-    """Return a page whose items are JSON already."""
+    """Encode a page from encoded items."""
     return b'{"items":[' + b",".join(items) + b'],"next_page_id":' + encode(next_page_id) + b"}"
 
 
 def raw_array(items: Iterable[bytes | None]) -> bytes:
-    """Return an array whose items are JSON already; None becomes null."""
+    """Encode an array from encoded items; None becomes null."""
     return b"[" + b",".join(b"null" if item is None else item for item in items) + b"]"
 
 
 def error_body(error: AgentsvcError, request_id: str) -> bytes:
-    """Return the one error body; `detail` is a list of problems for an invalid request.
+    """Encode the error body; `detail` is a list of problems for an invalid request.
 
-    Further members may have it otherwise, for clients that look for that.
+    `error.extra` adds members, or replaces `detail`, for clients that expect another format.
     """
-    detail = _listed(error) if isinstance(error, InvalidRequest) else error.message
+    detail = _shown_problems(error) if isinstance(error, InvalidRequest) else error.message
     body = {"detail": detail, **error.extra, "code": error.code, "request_id": request_id}
     return encode(body)
 
 
 @contextlib.contextmanager
 def error_member() -> Iterator[None]:
-    """Say what is wrong in the member `error`, too, where clients of some operations look for it."""
+    """Add the member `error` to errors raised in the context, for clients that expect it."""
     try:
         yield
     except AgentsvcError as exc:
@@ -216,7 +216,7 @@ def error_member() -> Iterator[None]:
 
 
 def refusal_of(error: AgentsvcError) -> bytes:
-    """Return the answer to a connection of which no request is read."""
+    """Return the response to a connection that is rejected before its request is read."""
     request_id = new_id()
     body = error_body(error, request_id)
     head = (
@@ -237,29 +237,28 @@ async def read_json[T](
     request: web.Request,
     kind: type[T] | msgspec.json.Decoder[T],
     *,
-    default: T = _NOTHING,
+    default: T = _REQUIRED,
     wide_integers: bool = False,
 ) -> T:
-    """Return the body decoded; an absent one is the default, or refused if there is none.
+    """Decode the JSON body; without a body, return the default, or raise if there is no default.
 
-    Integers beyond 64 bits are refused anywhere in it, unless they are wanted because the value
-    is kept as it came. Raises InvalidRequest, MalformedBody, BodyTooLarge or
-    UnsupportedMediaType.
+    Integers beyond 64 bits are rejected, unless `wide_integers` allows them for values that are
+    stored unchanged. Raises InvalidRequest, MalformedBody, BodyTooLarge or UnsupportedMediaType.
     """
     has_body = request.can_read_body or BODY in request
     body = await read_body(request) if has_body else b""
     if body:
         checks = functools.partial(_decode_checked, kind=kind, wide_integers=wide_integers)
         return await read_apart(body, checks)
-    if default is _NOTHING:
+    if default is _REQUIRED:
         raise InvalidRequest("Field required", loc=("body",), kind="missing")
     return default
 
 
 def changes_of(kind: type[msgspec.Struct], name: str, text: str) -> type[msgspec.Struct]:
-    """Return the type of changes to a struct, whose fields may all be left out; the text says what it is."""
+    """Derive the type of partial updates: all fields are optional; `text` is its docstring."""
     fields = [
-        # A field that is defined anew does not have its name on the wire from before.
+        # A redefined field does not inherit its encoded name.
         (one.name, one.type | UnsetType, msgspec.field(default=UNSET, name=one.encode_name))
         for one in msgspec.structs.fields(kind)
     ]
@@ -275,22 +274,22 @@ def changes_of(kind: type[msgspec.Struct], name: str, text: str) -> type[msgspec
 
 
 async def read_changes(request: web.Request, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return what was sent of such changes; raises as `read_json`."""
+    """Return the fields of a partial update that the client sent; raises like `read_json`."""
     sent = msgspec.structs.asdict(await read_json(request, kind))
     return {name: value for name, value in sent.items() if value is not UNSET}
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the bytes of a JSON body, which are valid UTF-8; stops reading at the size limit.
+    """Read a JSON body as valid UTF-8 bytes, up to the size limit; does not decode it.
 
-    For operations that keep a body as it came; `read_json` is for all others.
+    For operations that store a body unchanged; others use `read_json`.
     """
     _check_headers(request)
     return await read_text(request)
 
 
 async def read_text(request: web.Request) -> bytes:
-    """Return the bytes of a body of any media type, which are valid UTF-8."""
+    """Read a body of any media type as valid UTF-8 bytes, up to the size limit."""
     if BODY in request:
         return request[BODY]
     _check_encoding(request)
@@ -310,17 +309,17 @@ async def read_text(request: web.Request) -> bytes:
                 announced = len(body)
         body.decode()
     except (web.RequestPayloadError, BadHttpMessage, ConnectionResetError) as exc:
-        # Without this aiohttp reads on after the answer and logs the same error as its own.
+        # Otherwise aiohttp reads on after the response and logs the same error again.
         request.content.feed_eof()
-        raise MalformedBody("The body is not what its headers say", detail=str(exc)) from exc
+        raise MalformedBody("The body does not match its headers", detail=str(exc)) from exc
     except UnicodeDecodeError as exc:
         raise MalformedBody("The body is not valid UTF-8", detail=str(exc)) from exc
     return bytes(body)
 
 
 async def read_apart[T](body: bytes, reads: Callable[[bytes], T]) -> T:
-    """Return what is read in a body; where it is long, others have their turn meanwhile."""
-    return reads(body) if len(body) <= _READ_AT_ONCE else await asyncio.to_thread(reads, body)
+    """Parse a body with `reads`; a large one in a thread, so that the event loop is not blocked."""
+    return reads(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(reads, body)
 
 
 def decode[T](
@@ -329,9 +328,9 @@ def decode[T](
     *,
     loc: Sequence[str | int] = ("body",),
 ) -> T:
-    """Return JSON decoded; raises InvalidRequest that says where it does not fit.
+    """Decode JSON; raises InvalidRequest with the location of each problem.
 
-    `loc` is where the JSON was found, if it is a part of a body.
+    `loc` is the location of the JSON if it is a part of a body.
     """
     if has_many_values(bytes(body)):
         raise InvalidRequest("The body has too many values", loc=loc, kind="too_many_values")
@@ -339,9 +338,9 @@ def decode[T](
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as exc:
-        raise _misfit(bytes(body), decoder, loc, str(exc)) from exc
+        raise _validation_error(bytes(body), decoder, loc, str(exc)) from exc
     except msgspec.DecodeError as exc:
-        raise _broken(str(exc), bytes(body), loc) from exc
+        raise _syntax_error(str(exc), bytes(body), loc) from exc
     except RecursionError as exc:
         raise _too_deep() from exc
 
@@ -355,10 +354,9 @@ def _decode_checked[T](
 
 
 def check_extremes(body: bytes, *, wide_integers: bool = False) -> None:
-    """Refuse, in well-formed JSON, what the decoder passes where a field takes any value.
+    """Reject excessive nesting and integers beyond 64 bits in well-formed JSON.
 
-    That is absurd nesting and integers beyond 64 bits: both would fail later, when the value is
-    stored or sent on.
+    The decoder accepts both in fields of any type, but storing or forwarding the value would fail.
     """
     _check_depth(body)
     if not wide_integers:
@@ -369,10 +367,10 @@ def check_extremes(body: bytes, *, wide_integers: bool = False) -> None:
 
 
 def read_query[T: msgspec.Struct](request: web.Request, shape: type[T]) -> T:
-    """Return the query as a struct; parameters it does not name are ignored.
+    """Decode the query to a struct; unknown parameters are ignored.
 
-    A field that is a list takes every value of its parameter, any other the last one. An empty
-    page id is none: clients send it for the first page. Raises InvalidRequest.
+    A list field takes all values of its parameter, any other field the last one. An empty
+    `page_id` is ignored: clients send it for the first page. Raises InvalidRequest.
     """
     given: dict[str, Any] = {}
     for name, is_list, reads_null in _parameters(shape):
@@ -382,29 +380,29 @@ def read_query[T: msgspec.Struct](request: web.Request, shape: type[T]) -> T:
         if values and (name != "page_id" or values[-1]):
             given[name] = values if is_list else values[-1]
             if reads_null and values[-1].lower() == "null":
-                # It is no value of any parameter; this is not read as None.
+                # msgspec converts `null` to None; the space makes it an invalid value instead.
                 given[name] = " null"
     return convert(given, shape, loc=("query",), strict=False)
 
 
 def path_id(request: web.Request, name: str) -> str:
-    """Return a UUID of the path, dashed or not, as 32 hex digits; raises InvalidRequest."""
+    """Return a UUID in the path (dashes optional) as 32 hex digits; raises InvalidRequest."""
     return to_id(request.match_info[name], ("path", name))
 
 
 def path_text(request: web.Request, name: str) -> str:
-    """Return an opaque part of the path; raises InvalidRequest if it cannot be a name."""
+    """Return a text parameter of the path; raises InvalidRequest for NUL and invalid Unicode."""
     return check_text(request.match_info[name], ("path", name))
 
 
 def path_user(request: web.Request) -> str:
-    """Return the id of a user in the path, as 32 hex digits where it is a UUID, as `/users/me` has it."""
+    """Return the user id in the path; a UUID as 32 hex digits, as `/users/me` returns it."""
     text = path_text(request, "user_id")
     return parse_uuid(text) or text
 
 
 def to_id(text: str, loc: Sequence[str | int]) -> str:
-    """Return the 32 hex digits of a UUID; raises InvalidRequest for anything else."""
+    """Parse a UUID and return its 32 hex digits; raises InvalidRequest."""
     found = parse_uuid(text)
     if found is None:
         raise InvalidRequest("Input should be a valid UUID", loc=loc, kind="uuid_parsing")
@@ -412,7 +410,7 @@ def to_id(text: str, loc: Sequence[str | int]) -> str:
 
 
 def find_time(text: str | None, name: str, *, place: str = "query") -> datetime | None:
-    """Return the moment a parameter names in ISO 8601, None if not given; raises InvalidRequest."""
+    """Parse an optional ISO 8601 time of a parameter; raises InvalidRequest."""
     moment = parse_time(text) if text is not None else None
     if text is not None and moment is None:
         raise InvalidRequest(
@@ -422,7 +420,7 @@ def find_time(text: str | None, name: str, *, place: str = "query") -> datetime 
 
 
 def check_text(text: str, loc: Sequence[str | int]) -> str:
-    """Return a text of a query or path; raises InvalidRequest for NUL and what is not Unicode."""
+    """Return a text of a query or path; raises InvalidRequest for NUL and invalid Unicode."""
     if "\0" in text or _SURROGATE.search(text):
         raise InvalidRequest("Input should be text without NUL", loc=loc, kind="string_unicode")
     return text
@@ -449,12 +447,12 @@ def _check_headers(request: web.Request) -> None:
 
 def _check_encoding(request: web.Request) -> None:
     if request.headers.get("Content-Encoding", "").strip().lower() not in _ENCODINGS:
-        raise MalformedBody("The content encoding is not known")
+        raise MalformedBody("The content encoding is not supported; use gzip or deflate")
 
 
 def _check_integers(body: bytes) -> None:
-    """Refuse integers beyond 64 bits in well-formed JSON."""
-    # In parts, too: one call for all of a large body would let nobody else have a turn.
+    """Reject integers beyond 64 bits in well-formed JSON."""
+    # Search in parts: a single call on a large body would hold the interpreter lock too long.
     starts = range(0, len(body), _PART_BYTES)
     if not any(_LONG_NUMBER.search(body, at, at + _PART_BYTES + 18) for at in starts):
         return
@@ -466,7 +464,7 @@ def _check_integers(body: bytes) -> None:
 
 
 def _check_depth(body: bytes) -> None:
-    """Refuse absurd nesting in well-formed JSON."""
+    """Reject excessive nesting in well-formed JSON."""
     if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return
     depth = 0
@@ -487,8 +485,8 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body should have at most {limit} bytes")
 
 
-def _broken(message: str, body: bytes, loc: Sequence[str | int]) -> InvalidRequest:
-    """Turn what the decoder says of broken JSON into an error with an offset."""
+def _syntax_error(message: str, body: bytes, loc: Sequence[str | int]) -> InvalidRequest:
+    """Convert the decoder's message about malformed JSON to an error with an offset."""
     where = _BYTE.search(message)
     text = message.removeprefix("JSON is malformed: ")
     offset = len(body)
@@ -497,30 +495,30 @@ def _broken(message: str, body: bytes, loc: Sequence[str | int]) -> InvalidReque
     return InvalidRequest(f"JSON decode error: {text}", loc=(*loc, offset), kind="json_invalid")
 
 
-def _misfit(
-    body: bytes, decoder: msgspec.json.Decoder[Any], loc: Sequence[str | int], told: str
+def _validation_error(
+    body: bytes, decoder: msgspec.json.Decoder[Any], loc: Sequence[str | int], message: str
 ) -> InvalidRequest:
-    """Return the error for JSON that does not fit: once more decoded, since it is to be told why."""
+    """Return the error for valid JSON of the wrong type; decodes it again to find all problems."""
     if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        # The decoder has said where the first problem is, as far as it is not in a map.
-        path = told.partition(" - at `$")[2]
+        # The decoder's message has the location of the first problem, except inside maps.
+        path = message.partition(" - at `$")[2]
         steps = [name or int(index) for name, index in _STEP.findall(path)]
-        text = "This does not fit; the body has too many values to say more"
+        text = "Invalid value; the body has too many values to report details"
         first = Problem(type="value_error", loc=(*loc, *steps), msg=text)
         return InvalidRequest.of([first], is_all=False)
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as exc:
-        return _broken(str(exc), body, loc)
+        return _syntax_error(str(exc), body, loc)
     except RecursionError:
         return _too_deep()
     return refusal(value, decoder.type, loc=loc, strict=decoder.strict, dec_hook=decoder.dec_hook)
 
 
-def _listed(error: InvalidRequest) -> list[Problem]:
-    """Return the problems an answer names, and one that says how many it does not."""
+def _shown_problems(error: InvalidRequest) -> list[Problem]:
+    """Return the problems to show, and a last one with the number of those left out."""
     shown = [
-        msgspec.structs.replace(one, loc=tuple(_clipped(step) for step in one.loc))
+        msgspec.structs.replace(one, loc=tuple(_truncated(step) for step in one.loc))
         for one in error.problems[:_MAX_LISTED]
     ]
     left_out = len(error.problems) - len(shown)
@@ -533,20 +531,20 @@ def _listed(error: InvalidRequest) -> list[Problem]:
     return [*shown, Problem(type="too_many_problems", loc=error.loc[:1], msg=text)]
 
 
-def _clipped(step: str | int) -> str | int:
-    """Return a step of a location; a name that a client made up is no longer than it is of use."""
-    if isinstance(step, int) or len(step) <= _LONGEST_STEP:
+def _truncated(step: str | int) -> str | int:
+    """Truncate a name in a location, since it may come from the client."""
+    if isinstance(step, int) or len(step) <= _MAX_STEP_CHARS:
         return step
-    return f"{step[:_LONGEST_STEP]}…"
+    return f"{step[:_MAX_STEP_CHARS]}…"
 
 
 @functools.cache
 def _parameters(shape: type) -> tuple[tuple[str, bool, bool], ...]:
-    """Return the parameters of a query struct: name, is it a list, is a text `null` read as None."""
+    """Return name, whether it is a list, and whether `null` decodes to None, per parameter."""
     return tuple(
         (
             field.encode_name,
-            get_origin(_plain(field.type)) in (list, tuple),
+            get_origin(_without_annotation(field.type)) in (list, tuple),
             _reads_null(field.type),
         )
         for field in msgspec.structs.fields(shape)
@@ -560,6 +558,6 @@ def _reads_null(kind: Any) -> bool:
         return False
 
 
-def _plain(kind: Any) -> Any:
-    """Return a type without what is stated of it."""
+def _without_annotation(kind: Any) -> Any:
+    """Return a type without `Annotated`."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind

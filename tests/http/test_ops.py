@@ -60,7 +60,7 @@ async def test_a_server_whose_backend_fails_as_it_should_not_is_alive_and_not_re
             fake_world.fail_next = KeyError("no idea")
             answer = await anyone.get("/ready")
     assert answer.status == 503
-    assert answer.json()["detail"].endswith("it failed in a way it should not")
+    assert answer.json()["detail"].endswith("its probe raised an unexpected error")
     assert (await anyone.get("/alive")).status == 200
 
 

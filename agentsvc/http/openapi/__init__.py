@@ -1,7 +1,7 @@
-"""The published description of the server: OpenAPI 3.1, made from routes and the types they name.
+"""Generates the OpenAPI 3.1 document from the routes and their types.
 
-`schemas` turns types into JSON schemas, `parameters`, `answers` and `operations` turn one route
-into its operation, `document` puts them together. All of it is pure.
+`schemas` converts types to JSON schemas; `parameters`, `answers` and `operations` convert a route
+to an operation; `document` combines them. All of it except `handlers` is pure.
 """
 
 from agentsvc.http.openapi.document import describe

@@ -41,76 +41,75 @@ _RATE_LIMIT: Final = "RateLimit"
 _RATE_POLICY: Final = "RateLimit-Policy"
 
 
-_LINES: Final = (
+_EVENT_STREAM_TEXT: Final = (
     "Server-sent events. `event` is the `type` of a message, `id` its `id` if it has one, and `data`"
-    " its `data` as JSON on one line. Lines that begin with a colon only show that the stream is"
-    " alive."
+    " its `data` as JSON on one line. Lines that begin with a colon are heartbeats."
 )
-_FRAMES: Final = (
-    "a WebSocket, if the client asks for one (`Upgrade: websocket`). Each text frame is one message"
-    " as JSON. A client that can send no header with it, such as a browser, sends its key in the"
-    ' query, or as the first frame: `{"type": "auth", "session_api_key": "..."}`. What it sends'
-    " else is not read. The server closes it with 1001 when it stops, 1011 where it cannot tell,"
-    " 4001 when the key counts no more, 4004 when there is nothing to tell of, and 4008 when"
-    " something may be missing; the reason of 4008 is the number of the last event that is sure."
+_WEBSOCKET_TEXT: Final = (
+    "a WebSocket, if the client requests one (`Upgrade: websocket`). Each text frame is one message"
+    " as JSON. A client that cannot send headers, such as a browser, sends its key in the query, or"
+    ' as the first frame: `{"type": "auth", "session_api_key": "..."}`. Other messages of the client'
+    " are ignored. The server closes with 1001 when it stops, 1011 after an error, 4001 when the key"
+    " is no longer valid, 4004 when the resource does not exist, and 4008 when events may be"
+    " missing; the reason of 4008 is the id of the last event before the gap."
 )
-_IN_WORDS: Final = {
+_TYPE_TEXTS: Final = {
     "object": "an object.",
-    "string": "a text.",
-    "integer": "a whole number.",
+    "string": "a string.",
+    "integer": "an integer.",
     "boolean": "true or false.",
     "null": "null.",
 }
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to what cannot be done; the code is stable, the detail is for people."""
+    """An error; the code is stable, the detail is for people."""
 
     detail: str
-    """What is wrong and what can be done about it, for people"""
+    """What is wrong and what to do about it, for people"""
     code: str
-    """What is wrong, for programs; it stays the same"""
+    """Stable error code, for programs"""
     request_id: str
 
 
 class InvalidRequestError(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request that does not fit its description.
+    """The validation errors of a request.
 
-    All that was found is in it, but of more than 100 problems the last item says how many there are.
+    Lists at most 100 problems; a last item has the number of further ones.
     """
 
     detail: list[Problem]
-    """What does not fit, one entry for each place"""
+    """The validation errors, one per location"""
     code: Literal["invalid_request"]
-    """What is wrong, for programs"""
+    """Stable error code, for programs"""
     request_id: str
 
 
 class ServiceLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service knows as full."""
+    """The limit that a service has reached."""
 
     error: Literal["CONCURRENCY_LIMIT_REACHED"]
-    """What is full: no further sandbox of the user may run now"""
+    """Which limit is reached: the number of running sandboxes of the user"""
     message: str
-    """Why, for people"""
+    """Explanation, for people"""
 
 
 class ServiceLimitError(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a service that acts for a user, where no further sandbox may run now."""
+    """The error for a service that acts for a user whose sandbox limit is reached."""
 
     detail: ServiceLimit
-    """What is full, and why"""
+    """The limit and an explanation"""
     code: Literal["concurrency_limit_reached"]
-    """What is wrong, for programs"""
+    """Stable error code, for programs"""
     request_id: str
 
 
 ERROR_TYPES: Final = (Error, InvalidRequestError, ServiceLimitError)
-_OF_THEIR_OWN: Final[dict[type[AgentsvcError], type[msgspec.Struct]]] = {
+_OWN_BODIES: Final[dict[type[AgentsvcError], type[msgspec.Struct]]] = {
     InvalidRequest: InvalidRequestError,
     ServiceLimitReached: ServiceLimitError,
 }
-"""The errors whose body is not the usual one."""
+"""The errors whose body is not `Error`."""
 
 
 def _header(text: str, **schema: Any) -> Json:
@@ -118,21 +117,21 @@ def _header(text: str, **schema: Any) -> Json:
 
 
 HEADERS: Final[dict[str, Json]] = {
-    _REQUEST: _header("Id of the request, which is in the server's log as well"),
-    _RETRY: _header("Seconds after which to try again", type="integer", minimum=0),
-    _DEPRECATION: _header("Since when the operation is deprecated (RFC 9745)"),
+    _REQUEST: _header("Id of the request, as in the server's log"),
+    _RETRY: _header("Seconds to wait before a retry", type="integer", minimum=0),
+    _DEPRECATION: _header("Time since which the operation is deprecated (RFC 9745)"),
     _RATE_LIMIT: _header(
-        "What is left of the limit on requests, and in how many seconds all of it is"
+        "Remaining requests of the limit, and the seconds until it is fully replenished"
     ),
-    _RATE_POLICY: _header("The limit on requests, and of how many seconds it is"),
-    _LINK: _header("Where the newer generation is (RFC 8288)"),
+    _RATE_POLICY: _header("The limit on requests, and its window in seconds"),
+    _LINK: _header("URL of the newer generation of the API (RFC 8288)"),
 }
-"""The headers that answers carry."""
+"""The response headers by name."""
 
 
 def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
-    """Return every error a route may answer, each once: its own, and those that go without saying."""
-    # Any request may turn out not to be well-formed HTTP, by a path or query that is too long.
+    """Return the distinct errors of a route: declared ones and those of its other fields."""
+    # Any request may be malformed HTTP, for example with a path or query that is too long.
     given: list[type[AgentsvcError]] = [AgentsvcError, MalformedBody, *route.errors]
     if not route.is_stream:
         given.append(TimedOut)
@@ -152,7 +151,7 @@ def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
 
 
 def error_answers(route: Route) -> dict[str, Json]:
-    """Return what refers to the answer of each status."""
+    """Return references to the shared error responses by status."""
     return {
         str(status): {"$ref": _RESPONSES + _name(errors, route)}
         for status, errors in _by_status(errors_of(route)).items()
@@ -160,7 +159,7 @@ def error_answers(route: Route) -> dict[str, Json]:
 
 
 def shared_answers(routes: Iterable[Route]) -> dict[str, Json]:
-    """Return the answers that operations refer to."""
+    """Return the error responses that operations refer to, by name."""
     return {
         _name(errors, route): _answer_of(errors, route)
         for route in routes
@@ -168,20 +167,20 @@ def shared_answers(routes: Iterable[Route]) -> dict[str, Json]:
     }
 
 
-def success(route: Route, schema: Json, told: str) -> Json:
-    """Describe the answer to what is right, of which the schema is told in words."""
+def success(route: Route, schema: Json, text: str) -> Json:
+    """Describe the successful response; `text` is the schema in words."""
     content = {"schema": schema} if route.media == JSON else _raw(route)
     names = (_REQUEST, _DEPRECATION, _LINK) if route.is_deprecated else (_REQUEST,)
     names = (*names, _RATE_LIMIT, _RATE_POLICY) if route.scope in OF_USERS else names
     return {
-        "description": f"{HTTPStatus(route.status).phrase}: {told}",
+        "description": f"{HTTPStatus(route.status).phrase}: {text}",
         "headers": _refs(*names),
         "content": {route.media: content},
     }
 
 
 def accepted(route: Route) -> Json:
-    """Describe the answer without a body to what was taken."""
+    """Describe the 202 response without a body."""
     return {
         "description": f"{HTTPStatus.ACCEPTED.phrase}: {route.accepted}.",
         "headers": _refs(_REQUEST, _RATE_LIMIT, _RATE_POLICY),
@@ -189,20 +188,20 @@ def accepted(route: Route) -> Json:
 
 
 def stream_answers(route: Route, message: Json) -> dict[str, Json]:
-    """Describe the answer of a stream, whose messages have this schema, in both its forms."""
+    """Describe the responses of a stream: server-sent events and a WebSocket."""
     lines: Json = {
         "type": "string",
         "contentMediaType": route.media,
         "contentSchema": message,
-        "description": _LINES,
+        "description": _EVENT_STREAM_TEXT,
     }
     return {
         "101": {
-            "description": f"Switching Protocols: {_FRAMES}",
+            "description": f"Switching Protocols: {_WEBSOCKET_TEXT}",
             "content": {JSON: {"schema": message}},
         },
         "200": {
-            "description": "OK: server-sent events, without an end of their own",
+            "description": "OK: an endless stream of server-sent events",
             "headers": _refs(_REQUEST, _RATE_LIMIT, _RATE_POLICY),
             "content": {route.media: {"schema": lines}},
         },
@@ -210,7 +209,7 @@ def stream_answers(route: Route, message: Json) -> dict[str, Json]:
 
 
 def about(schema: Json, schemas: Schemas) -> str:
-    """Say in words what a schema is of."""
+    """Describe a schema in words."""
     if "$ref" in schema:
         text: str = schemas.find(schema).get("description", "")
         return text.split("\n\n", maxsplit=1)[0]
@@ -218,10 +217,10 @@ def about(schema: Json, schemas: Schemas) -> str:
         return " Or ".join(about(one, schemas) for one in schema["anyOf"])
     if schema.get("type") == "array":
         inner = schema.get("items", {})
-        return f"a list: {about(inner, schemas)}" if "type" not in inner else "a list of texts."
+        return f"a list: {about(inner, schemas)}" if "type" not in inner else "a list of strings."
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"]) + "."
-    return _IN_WORDS.get(schema.get("type", ""), "bytes.")
+    return _TYPE_TEXTS.get(schema.get("type", ""), "bytes.")
 
 
 def _refs(*headers: str) -> Json:
@@ -240,7 +239,7 @@ def _by_status(errors: Iterable[type[AgentsvcError]]) -> dict[int, list[type[Age
 
 
 def _is_form(route: Route) -> bool:
-    """Whether this is what the form of a page is sent to, so that errors may be pages."""
+    """Whether the route handles an HTML form, so that its errors may be HTML pages."""
     return route.media == HTML and route.body is not None
 
 
@@ -262,8 +261,8 @@ def _answer_of(errors: list[type[AgentsvcError]], route: Route) -> Json:
 
 
 def _schema(errors: list[type[AgentsvcError]]) -> Json:
-    others = [error.code for error in errors if error not in _OF_THEIR_OWN]
-    own = [_OF_THEIR_OWN[error].__name__ for error in errors if error in _OF_THEIR_OWN]
+    others = [error.code for error in errors if error not in _OWN_BODIES]
+    own = [_OWN_BODIES[error].__name__ for error in errors if error in _OWN_BODIES]
     options: list[Json] = [{"$ref": _SCHEMAS + name} for name in own]
     if others:
         codes: dict[str, Any] = {"code": {"enum": list(dict.fromkeys(others))}}
@@ -273,5 +272,5 @@ def _schema(errors: list[type[AgentsvcError]]) -> Json:
 
 def _text(error: type[AgentsvcError]) -> str:
     if error is AgentsvcError:
-        return "The server failed on a bug."
+        return "The server failed because of a bug."
     return (error.__doc__ or "").splitlines()[0]

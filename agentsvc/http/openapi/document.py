@@ -1,4 +1,4 @@
-"""The whole description of a server."""
+"""The complete OpenAPI document of a server."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,43 +15,43 @@ from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, SERVICE_HEADER, Ro
 _ABOUT: Final = """\
 Runs conversations with software agents inside sandboxes.
 
-V1 is under `/api/v1`; V0, under `/api`, is deprecated. Every operation but the open ones needs an
-API key, in any of three headers. Errors have one shape: `detail` for people, a stable `code`, and
-the `request_id` that is in the log of the server; in a 422 `detail` is a list of what does not fit,
-each with its place (`loc`), its kind (`type`) and a text (`msg`).
+V1 is under `/api/v1`; V0, under `/api`, is deprecated. All operations except open ones need an API
+key, in any of three headers. All errors have the same format: `detail` for people, a stable `code`, and
+the `request_id` that is in the log of the server; in a 422, `detail` is a list of validation errors,
+each with its location (`loc`), kind (`type`) and message (`msg`).
 
 Times are ISO 8601 in UTC with `Z` unless a field says otherwise; sizes are bytes, amounts US dollars.
-A field of a request that may be null and is left out counts as null unless its text says otherwise;
-unknown fields of a request are not read unless a schema forbids them. Answers have every field.
+A nullable field of a request that is omitted counts as null unless its description says otherwise;
+unknown fields of a request are ignored unless a schema forbids them. Responses have all fields.
 
-Streams carry messages of one form: `type`, `data` and, where they have a number, `id`. The path
-`/socket.io/` has no operation of HTTP: its `x-messages` are the events of Socket.IO that the server
-sends and takes.
+The messages of streams have the fields `type`, `data` and, if they are numbered, `id`. The path
+`/socket.io/` has no HTTP operation: its `x-messages` are the Socket.IO events that the server emits
+and accepts.
 """
 
 _TAGS: Final = {
     "app-conversations": "Conversations: start, list, change and delete them, and talk to the agent",
     "conversations": "Messages for conversations that are not ready yet",
-    "conversation": "What has happened in a conversation",
-    "events": "What has happened in a conversation, as clients of 2025 ask for it",
-    "sandboxes": "Where conversations run",
-    "sandbox-specs": "What sandboxes are made of",
-    "sandbox-rules": "What becomes of sandboxes that nobody uses",
+    "conversation": "Events of a conversation",
+    "events": "Events of a conversation, for clients of 2025",
+    "sandboxes": "Sandboxes, in which conversations run",
+    "sandbox-specs": "Templates for sandboxes",
+    "sandbox-rules": "Rules for idle sandboxes",
     "archives": "Saved workspaces",
-    "webhooks": "What sandboxes call back",
-    "shares": "Links that show a conversation to whoever has them",
-    "shared": "Conversations that are shown to whoever has a link",
+    "webhooks": "Callbacks from sandboxes",
+    "shares": "Share links of conversations",
+    "shared": "Conversations that are public through a share link",
     "settings": "Settings of a user, and saved language models",
     "secrets": "Secrets of a user, and tokens of git providers",
-    "skills": "What agents have learned",
-    "users": "The user who asks",
+    "skills": "Skills of agents",
+    "users": "The calling user",
     "git": "Repositories, branches and tasks at git providers",
     "config": "Language models to choose from",
-    "web-client": "What a web front end asks for at page load",
+    "web-client": "Configuration for web front ends",
     "keys": "API keys of a user",
     "mcp": "The Model Context Protocol, for other agents",
     "logins": "Logins of browsers",
-    "oauth": "Login of programs that have no browser (RFC 8628)",
+    "oauth": "Device login of programs without a browser (RFC 8628)",
     "server": "The server itself",
 }
 
@@ -71,18 +71,19 @@ _SCHEMES: Final[dict[str, Json]] = {
     "accessToken": _key("X-Access-Token", _OF_USER),
     "sandboxKey": _key("X-Session-API-Key", "Session key of a running sandbox"),
     "pass": _key(
-        "X-Access-Token", "Signed pass for one secret, which the server has given to a sandbox"
+        "X-Access-Token", "Signed pass for one secret, which the server has issued to a sandbox"
     ),
-    "basic": _http("basic", f"{_OF_USER} as the password; the name is not read"),
+    "basic": _http("basic", f"{_OF_USER} as the password; the user name is ignored"),
     "login": _key(
         LOGIN_HEADER,
-        "Login of a browser, for pages of this server: what a page got when it logged"
-        " in. It counts together with the cookie that the browser got then",
+        "Page token of a browser's login, for pages of this server. It is valid only"
+        " together with the cookie that was set at the login",
     ),
-    "modelToken": _http("bearer", "Token for the model of one conversation, which its sandbox has"),
+    "modelToken": _http("bearer", "Model token of one conversation, which its sandbox holds"),
     "runtimeKey": _key("X-API-Key", f"{_OF_USER}, as clients of the remote runtime API send it"),
     "serviceKey": _key(
-        SERVICE_HEADER, "API key of the scope `service`, which an administrator made for a service"
+        SERVICE_HEADER,
+        "API key of the scope `service`, which an administrator makes for a service",
     ),
     "queryKey": _key(
         KEY_PARAMETER,
@@ -93,7 +94,7 @@ _SCHEMES: Final[dict[str, Json]] = {
 
 
 def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
-    """Return the description of the routes, all below a prefix, as an OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document of routes below a path prefix."""
     sockets = [route.socket for route in routes if route.socket is not None]
     types = [kind for route in routes for kind in types_of(route)]
     types += [kind for socket in sockets for kind in socket_types(socket)]
@@ -128,7 +129,7 @@ def _paths(routes: Iterable[Route], schemas: Schemas) -> dict[str, Json]:
 def _components(
     routes: Iterable[Route], paths: dict[str, Json], answers: dict[str, Json], schemas: Schemas
 ) -> dict[str, Json]:
-    """Return the schemas that are referred to; one that is only sent says all it always has."""
+    """Return the referenced schemas; in those used only by responses, defaults are required."""
     components = schemas.components
     kinds = [kind for route in routes for kind in (route.query, route.body) if kind is not None]
     read = reachable([schemas.of(kind) for kind in kinds], components)

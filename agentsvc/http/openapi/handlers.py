@@ -1,7 +1,7 @@
 """Handlers of the OpenAPI document and its viewer.
 
-The document needs a key, as everything does. The page is made of the files in `viewer`, which are the
-same for everybody, works without any other server, and brings no code of its own into the document.
+The document requires a key. The page is served from the static files in `viewer`, which are public
+and load nothing from other servers.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ _HEADERS: Final = {
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A response that is the same for all callers as long as the server runs; `tag` is its ETag."""
+    """A response body that is the same for all callers; `tag` is its ETag."""
 
     body: bytes
     tag: str
 
 
 class Description:
-    """The description of one application, made when somebody first asks for it."""
+    """Cache of an application's OpenAPI document, which is generated on the first request."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._document: Document | None = None
 
     async def read(self, app: web.Application) -> Document:
-        """Return the description of what the application has mounted."""
+        """Return the document of the application's mounted routes."""
         async with self._lock:
             if self._document is None:
                 routes, prefix = mounted(app), prefix_of(app[CONFIG].server.public_url)
@@ -58,12 +58,12 @@ DESCRIPTION: Final[web.AppKey[Description]] = web.AppKey("description", Descript
 
 
 def install(app: web.Application) -> None:
-    """Let the application describe itself; its routes are to be mounted, too."""
+    """Add the document cache to the application; `ROUTES` have to be mounted, too."""
     app[DESCRIPTION] = Description()
 
 
 ROUTES: Final = Routes()
-"""Every operation that describes the others."""
+"""The routes of the document and its viewer."""
 
 
 _CSS: Final = "text/css"
@@ -73,20 +73,21 @@ _SVG: Final = "image/svg+xml"
 
 @ROUTES.add("GET", "/openapi.json", dict[str, Any], is_page=True)
 async def get_document(request: web.Request) -> web.Response:
-    """Describe every operation, in OpenAPI 3.1.
+    """Return the OpenAPI 3.1 document of all operations.
 
-    It describes what this server has switched on, and is the same until the server is another one:
-    its `ETag` says so. A browser may send the key as the password of HTTP Basic authentication.
+    It contains the operations that are enabled on this server, and changes only with a restart;
+    its `ETag` supports conditional requests. A browser may send the key as the password of HTTP
+    Basic authentication.
     """
     return answer_document(request, await request.app[DESCRIPTION].read(request.app), JSON)
 
 
 @ROUTES.add("GET", "/docs", str, scope=Scope.OPEN, media=HTML)
 async def get_page(request: web.Request) -> web.Response:
-    """Show the page that shows the description.
+    """Return the viewer page of the OpenAPI document.
 
-    A page that asks for a key and shows `/openapi.json`. A slash behind the path is taken away,
-    since the page names its parts from there.
+    The page asks for a key and shows `/openapi.json`. A trailing slash is redirected, because the
+    page has relative URLs.
     """
     if request.path.endswith("/"):
         raise web.HTTPPermanentRedirect("../docs")
@@ -95,27 +96,27 @@ async def get_page(request: web.Request) -> web.Response:
 
 @ROUTES.add("GET", "/docs/viewer.css", str, scope=Scope.OPEN, media=_CSS)
 async def get_style(request: web.Request) -> web.Response:
-    """Return the style of that page.
+    """Return the style sheet of the viewer page.
 
-    A part of the page `/docs`.
+    Loaded by `/docs`.
     """
     return await _answer_file(request, "viewer.css", _CSS)
 
 
 @ROUTES.add("GET", "/docs/viewer.js", str, scope=Scope.OPEN, media=_SCRIPT)
 async def get_script(request: web.Request) -> web.Response:
-    """Return the script of that page.
+    """Return the script of the viewer page.
 
-    A part of the page `/docs`.
+    Loaded by `/docs`.
     """
     return await _answer_file(request, "viewer.js", _SCRIPT)
 
 
 @ROUTES.add("GET", "/docs/icon.svg", str, scope=Scope.OPEN, media=_SVG)
 async def get_icon(request: web.Request) -> web.Response:
-    """Return the icon of that page.
+    """Return the icon of the viewer page.
 
-    A part of the page `/docs`.
+    Loaded by `/docs`.
     """
     return await _answer_file(request, "icon.svg", _SVG)
 
@@ -128,7 +129,7 @@ async def _answer_file(request: web.Request, name: str, media: str) -> web.Respo
 def answer_document(
     request: web.Request, document: Document, media: str, more: Mapping[str, str] = _HEADERS
 ) -> web.Response:
-    """Answer with a document, or that a browser has it already."""
+    """Respond with a document, or with 304 if the client has its current version."""
     headers = {**more, hdrs.ETAG: f'"{document.tag}"'}
     known = {tag.value for tag in request.if_none_match or ()}
     if known & {document.tag, "*"}:
@@ -138,5 +139,5 @@ def answer_document(
 
 
 def to_document(body: bytes) -> Document:
-    """Return a document with its tag."""
+    """Create a document with the ETag of its body."""
     return Document(body=body, tag=hashlib.sha256(body).hexdigest()[:32])

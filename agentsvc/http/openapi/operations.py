@@ -1,4 +1,4 @@
-"""One route as one operation of the description."""
+"""Converts routes to operations of the OpenAPI document."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ _METHODS: Final = ("GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH")
 _ANY: Final = "*"
 _SEPARATORS: Final = re.compile(r"[^A-Za-z0-9]+")
 
-_WORDS: Final = {
+_TAGS: Final = {
     **dict.fromkeys(("alive", "health", "ready", "server_info", "openapi.json", "docs"), "server"),
     "login": "logins",
     ".well-known": "mcp",
@@ -39,7 +39,7 @@ _WORDS: Final = {
     "unset-provider-tokens": "secrets",
     **dict.fromkeys(("shared-conversations", "shared-events"), "shared"),
 }
-"""The groups of operations whose path does not begin with the name of one."""
+"""Tags by the first path segment, if they differ."""
 
 USER_KEYS: Final = ("apiKey", "bearer", "accessToken", "login")
 _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
@@ -52,24 +52,24 @@ _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
 
 
 def types_of(route: Route) -> list[Any]:
-    """Return the types that a route names."""
+    """Return the parameter, body, response and message types of a route."""
     kinds = [*types_in(route).values(), route.query, route.body, answer_type(route), route.message]
     return [kind for kind in kinds if kind is not None]
 
 
 def answer_type(route: Route) -> Any:
-    """Return the type whose schema describes the answer: anything where it is no JSON."""
+    """Return the type of the JSON response; `Any` if it is no JSON or undescribed."""
     is_known = route.media == JSON and route.answer not in (Undescribed, None)
     return route.answer if is_known else Any
 
 
 def methods_of(route: Route) -> list[str]:
-    """Return the methods of a route as descriptions write them."""
+    """Return the methods of a route in lower case; all methods for `*`."""
     return [method.lower() for method in (_METHODS if route.method == _ANY else [route.method])]
 
 
 def operation(route: Route, method: str, schemas: Schemas) -> Json:
-    """Describe a route under one of its methods."""
+    """Return the operation object of a route and method."""
     described: Json = {
         "operationId": operation_id(route, method),
         "summary": route.summary,
@@ -91,8 +91,8 @@ def operation(route: Route, method: str, schemas: Schemas) -> Json:
     described["responses"] = error_answers(route)
     if route.answer is not None:
         schema = schemas.of(answer_type(route))
-        told = about(schema, schemas) if route.media == JSON else f"`{route.media}`."
-        described["responses"][str(int(route.status))] = success(route, schema, told)
+        text = about(schema, schemas) if route.media == JSON else f"`{route.media}`."
+        described["responses"][str(int(route.status))] = success(route, schema, text)
     if route.accepted:
         described["responses"]["202"] = accepted(route)
     if route.message is not None:
@@ -102,7 +102,7 @@ def operation(route: Route, method: str, schemas: Schemas) -> Json:
 
 
 def _description(route: Route) -> str:
-    """Return what the docstring of the handler says below its first line, and who may ask."""
+    """Return the body of the handler's docstring, and the required key."""
     _, _, text = (inspect.getdoc(route.handler) or "").partition("\n\n")
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     return "\n\n".join(filter(None, (*paragraphs, _keys()[route.scope.name])))
@@ -110,27 +110,27 @@ def _description(route: Route) -> str:
 
 @functools.cache
 def _keys() -> Mapping[str, str]:
-    """Return which key each scope needs."""
+    """Return the descriptions of the scopes."""
     return MemberDocs().members(Scope)
 
 
 def operation_id(route: Route, method: str) -> str:
-    """Return a name that depends on nothing but method and path, so it stays the same."""
+    """Return a stable id derived from method and path."""
     words = _SEPARATORS.sub("_", route.path.removeprefix("/api/v1").removeprefix("/api"))
     return "_".join(filter(None, (_generation(route), method, words.strip("_"))))
 
 
 def tag_of(route: Route) -> str:
-    """Return the group an operation is shown in: the first word of its path."""
+    """Return the tag of an operation, which is derived from the first segment of its path."""
     path = route.path.removeprefix(_V1_PREFIX).removeprefix("/api/").strip("/")
     word = path.split("/")[0]
     if route.is_deprecated:
-        return f"{V0_TAG}: {_WORDS.get(word, word)}"
-    return _WORDS.get(word, word)
+        return f"{V0_TAG}: {_TAGS.get(word, word)}"
+    return _TAGS.get(word, word)
 
 
 def security_of(route: Route) -> tuple[str, ...]:
-    """Return the names of the keys that open a route, any one of which is enough."""
+    """Return the alternative security schemes of a route."""
     keys = _SECURITY[route.scope]
     more = {"basic": route.is_page, "queryKey": route.takes_query_key}
     more["serviceKey"] = route.key_header == SERVICE_HEADER

@@ -10,15 +10,15 @@ from agentsvc.http.routes import Route, types_in
 IDEMPOTENCY_KEY: Final[Json] = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Names the request, so that it is done once and answered the same for a day"
-    " however often it is sent",
+    "description": "Unique key of the request: for a day, repeats with the same key get the same"
+    " response and are not executed again",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
 }
-"""What a request that may be repeated carries."""
+"""The parameter of requests that support idempotent retries."""
 
 
 def path_parameters(route: Route, schemas: Schemas) -> list[Json]:
-    """Describe the parts of a route's path."""
+    """Describe the path parameters of a route."""
     return [
         {
             "name": name,
@@ -33,7 +33,7 @@ def path_parameters(route: Route, schemas: Schemas) -> list[Json]:
 
 
 def query_parameters(kind: Any, schemas: Schemas, example: Mapping[str, Any]) -> list[Json]:
-    """Describe what is read from a query, which is a struct of this type."""
+    """Describe the query parameters of a query struct."""
     shape = schemas.find(schemas.of(kind))
     required = shape.get("required", [])
     return [

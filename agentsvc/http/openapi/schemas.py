@@ -1,4 +1,4 @@
-"""JSON schemas (2020-12) of Python types, with what several of them share as components."""
+"""JSON schemas (2020-12) of Python types, with shared components."""
 
 import importlib
 import re
@@ -18,21 +18,21 @@ type Json = dict[str, Any]
 _PREFIX: Final = "#/components/schemas/"
 _GENERIC: Final = re.compile(r"(\w+)\[(.+)\]")
 _IGNORING_CASE: Final = re.compile(r"\(\?i:([^()]*)\)")
-_NOT_OF_NAMES: Final = re.compile(r"[^a-zA-Z0-9.\-_]")
+_INVALID_NAME_CHARS: Final = re.compile(r"[^a-zA-Z0-9.\-_]")
 _UUID: Final = "^(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})$"
 _OF_V0: Final = "agentsvc.http.v0."
 _OF_AGENTS: Final = "agentsvc.agentserver.responses."
 
 
 class Schemas:
-    """The schemas of some types, and the components they refer to."""
+    """The schemas of types, and the components that they refer to."""
 
     def __init__(
         self, kinds: Sequence[Any], roots: Iterable[Json], components: dict[str, Json]
     ) -> None:
         self.components = components
         self._kinds = kinds
-        # By the object, as long as it is there: types with a `Meta` cannot all be hashed.
+        # Keyed by id, because types with a `Meta` are not all hashable; `_kinds` keeps them alive.
         self._roots = {id(kind): root for kind, root in zip(kinds, roots, strict=True)}
 
     def of(self, kind: Any) -> Json:
@@ -40,27 +40,27 @@ class Schemas:
         return self._roots[id(kind)]
 
     def find(self, schema: Json) -> Json:
-        """Return a schema itself, or the component it refers to."""
+        """Return the component that a schema refers to, or the schema itself."""
         if "$ref" in schema:
             return self.components[schema["$ref"].removeprefix(_PREFIX)]
         return schema
 
 
 def schemas_of(types: Sequence[Any]) -> Schemas:
-    """Return the schemas of types; what a value is shown as takes the place of the value."""
+    """Generate the schemas of types; raw values get the schema of their `shown_as` type."""
     shown: dict[str, Any] = {}
     while True:
         roots, components = msgspec.json.schema_components(
             [*types, *shown.values()], schema_hook=_secret, ref_template=_PREFIX + "{name}"
         )
-        found = {name for schema in (*roots, *components.values()) for name in _shown_in(schema)}
+        found = {name for schema in (*roots, *components.values()) for name in _shown_types(schema)}
         if found <= shown.keys():
             break
         shown |= {name: _resolve(name) for name in found - shown.keys()}
     components = _with_texts(components, classes_of([*types, *shown.values()]))
-    stand_ins = dict(zip(shown, roots[len(types) :], strict=True))
+    replacements = dict(zip(shown, roots[len(types) :], strict=True))
     names = name_components(components)
-    change = _changer(stand_ins, names)
+    change = _rewriter(replacements, names)
     named = {
         names[name]: {**change(schema), "title": names[name]} for name, schema in components.items()
     }
@@ -68,7 +68,7 @@ def schemas_of(types: Sequence[Any]) -> Schemas:
 
 
 def name_components(components: dict[str, Json]) -> dict[str, str]:
-    """Return the published name of each component: short, and no two alike."""
+    """Return a short and unique published name for each component."""
     short = {name: _short_name(name, schema["title"]) for name, schema in components.items()}
     taken = list(short.values())
     return {
@@ -78,7 +78,7 @@ def name_components(components: dict[str, Json]) -> dict[str, str]:
 
 
 def without_null(schema: Json) -> Json:
-    """Return the schema of what is not null, for places where nothing can be."""
+    """Remove null from a schema, for parameters and bodies, which cannot be null."""
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     rest = {name: value for name, value in schema.items() if name != "anyOf"}
     if rest.get("default", ...) is None:
@@ -89,7 +89,7 @@ def without_null(schema: Json) -> Json:
 
 
 def reachable(start: Any, components: dict[str, Json]) -> set[str]:
-    """Return the names of the components that a part of a document refers to, near or far."""
+    """Return the names of the components that a part of a document refers to, transitively."""
     names: set[str] = set()
     queue = list(_references(start))
     while queue:
@@ -101,18 +101,18 @@ def reachable(start: Any, components: dict[str, Json]) -> set[str]:
 
 
 def as_answer(component: Json) -> Json:
-    """Return the schema of a struct that is only ever sent: no field is left out for its default."""
+    """Convert the schema of a struct used only in responses: fields with a default are required."""
     properties = component.get("properties", {})
     always = [name for name, field in properties.items() if "default" in field]
     if not always:
         return component
     required = [name for name in properties if name in {*component.get("required", ()), *always}]
-    shown = {name: _without(field, "default") for name, field in properties.items()}
+    shown = {name: _without_key(field, "default") for name, field in properties.items()}
     return {**component, "properties": shown, "required": required}
 
 
 def classes_of(kinds: Sequence[Any]) -> list[type]:
-    """Return every struct and enum that types consist of, however deep."""
+    """Return all structs and enums in types, recursively."""
     queue: list[Any] = list(types.multi_type_info(kinds))
     found: dict[type, None] = {}
     while queue:
@@ -129,9 +129,9 @@ def classes_of(kinds: Sequence[Any]) -> list[type]:
 
 
 def _with_texts(components: dict[str, Json], kinds: Iterable[type]) -> dict[str, Json]:
-    """Return components with what is said of each of their fields, or of the values of an enum."""
+    """Add the descriptions of fields and of enum values to components."""
     source = MemberDocs({**MemberDocs().fields(Settings), **SHARED})
-    told = dict(components)
+    described = dict(components)
     for kind in kinds:
         name = _component_of(kind, components)
         schema = components[name]
@@ -139,28 +139,28 @@ def _with_texts(components: dict[str, Json], kinds: Iterable[type]) -> dict[str,
             texts = source.fields(kind)
             fields: dict[str, Json] = schema["properties"]
             shown = {field: _with_text(one, texts.get(field)) for field, one in fields.items()}
-            told[name] = {**schema, "properties": shown}
+            described[name] = {**schema, "properties": shown}
         elif values := source.values(kind):
-            told[name] = {**schema, "description": f"{schema['description']}\n\n{values}"}
-    return told
+            described[name] = {**schema, "description": f"{schema['description']}\n\n{values}"}
+    return described
 
 
 def _with_text(schema: Json, text: str | None) -> Json:
     tag = schema["enum"] if schema.keys() == {"enum"} and len(schema["enum"]) == 1 else None
     text = text or (f"Always `{tag[0]}`" if tag else None)
-    told = {**schema, "description": text} if text else schema
-    # A property that may be null is no less of a secret.
+    described = {**schema, "description": text} if text else schema
+    # A nullable secret is write-only, too.
     is_sent = any(option.get("writeOnly") for option in schema.get("anyOf", ()))
-    return {**told, "writeOnly": True} if is_sent else told
+    return {**described, "writeOnly": True} if is_sent else described
 
 
 def _component_of(kind: Any, components: dict[str, Json]) -> str:
-    """Return the name msgspec gives the schema of a class: short, or long where two would be alike."""
+    """Return msgspec's name for the component of a class: long if the short one is ambiguous."""
     arguments = getattr(kind, "__args__", ())
     of = [one.__name__ if isinstance(one, type) else repr(one) for one in arguments]
     inner = f"[{', '.join(of)}]" if of else ""
-    short = _NOT_OF_NAMES.sub("_", kind.__name__ + inner)
-    long = _NOT_OF_NAMES.sub("_", f"{kind.__module__}.{kind.__qualname__}")
+    short = _INVALID_NAME_CHARS.sub("_", kind.__name__ + inner)
+    long = _INVALID_NAME_CHARS.sub("_", f"{kind.__module__}.{kind.__qualname__}")
     return short if short in components else long
 
 
@@ -170,19 +170,19 @@ def _secret(kind: type) -> Json:
     raise NotImplementedError
 
 
-def _changer(stand_ins: dict[str, Json], names: dict[str, str]) -> Callable[[Any], Any]:
+def _rewriter(replacements: dict[str, Json], names: dict[str, str]) -> Callable[[Any], Any]:
     def change(node: Any) -> Any:
         if isinstance(node, list):
             return [change(item) for item in node]
         if not isinstance(node, dict):
             return node
         if SHOWN_AS in node:
-            return change({**_beside(node), **stand_ins[node[SHOWN_AS]]})
+            return change({**_overrides(node), **replacements[node[SHOWN_AS]]})
         changed = {name: change(value) for name, value in node.items()}
         if isinstance(changed.get("$ref"), str):
             changed["$ref"] = _PREFIX + names[changed["$ref"].removeprefix(_PREFIX)]
         if changed.get("format") == "uuid":
-            # The format has dashes; ids are shown without and taken in both forms.
+            # The format requires dashes, but ids are accepted with and without, and sent without.
             del changed["format"]
             changed["pattern"] = _UUID
         if isinstance(changed.get("pattern"), str):
@@ -195,7 +195,7 @@ def _changer(stand_ins: dict[str, Json], names: dict[str, str]) -> Callable[[Any
 
 
 def to_ecma(pattern: str) -> str:
-    """Return a pattern of Python as one of JavaScript, which is what JSON schemas use."""
+    """Convert a Python regular expression to ECMAScript, which JSON schemas use."""
     spelled = _IGNORING_CASE.sub(lambda match: _any_case(match.group(1)), pattern)
     return spelled.replace(r"\A", "^").replace(r"\Z", "$").replace(r"\0", r"\x00")
 
@@ -227,14 +227,14 @@ def _resolve(name: str) -> Any:
     return getattr(importlib.import_module(module), kind)
 
 
-def _shown_in(node: Any) -> Iterator[str]:
+def _shown_types(node: Any) -> Iterator[str]:
     if isinstance(node, dict):
         if SHOWN_AS in node:
             yield node[SHOWN_AS]
         node = list(node.values())
     if isinstance(node, list):
         for item in node:
-            yield from _shown_in(item)
+            yield from _shown_types(item)
 
 
 def _references(node: Any) -> Iterator[str]:
@@ -248,10 +248,10 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def _beside(node: Json) -> Json:
-    """Return what is said of a value whatever it is shown as."""
+def _overrides(node: Json) -> Json:
+    """Return the keywords of a raw value that override those of its `shown_as` type."""
     return {name: node[name] for name in ("default", "description") if name in node}
 
 
-def _without(mapping: Json, name: str) -> Json:
+def _without_key(mapping: Json, name: str) -> Json:
     return {key: value for key, value in mapping.items() if key != name}

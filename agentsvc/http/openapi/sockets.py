@@ -1,6 +1,6 @@
-"""Connections of Socket.IO: paths without an operation, since OpenAPI has no word for them.
+"""Socket.IO connections: path items without an operation, as OpenAPI cannot describe them.
 
-`x-messages` says under which names what is `sent` by the server and `taken` from clients.
+The extension `x-messages` lists the events that are `sent` by the server and `taken` from clients.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from agentsvc.http.routes import Socket
 
 
 def socket_types(socket: Socket) -> list[Any]:
-    """Return the types of what a socket asks for, sends and takes."""
+    """Return the types of a socket's query and messages."""
     messages = (*socket.sent.values(), *socket.taken.values())
     return [socket.query, *(kind for kinds in messages for kind in kinds)]
 
 
 def socket_item(socket: Socket, schemas: Schemas) -> Json:
-    """Describe a socket."""
+    """Return the path item of a socket."""
     return {
         "summary": socket.summary,
         "description": socket.text,

@@ -1,4 +1,4 @@
-"""Connections to the server: limits, timeouts, and answers to what cannot be parsed.
+"""Client connections: limits, timeouts, and responses to malformed requests.
 
 Begin with `application`.
 """

@@ -1,9 +1,9 @@
-"""The server's runner, and answers to requests that cannot be parsed.
+"""The server's runner, and responses to malformed requests.
 
-Some requests are refused below the application: by the parser, since they are not HTTP, or for
-an `Expect` header nobody knows. aiohttp answers and logs these with the offending line, and the
-offending line may hold a key. Here they get the one error shape with a fixed text, and one log
-line that names the kind of problem only.
+Some requests are rejected before the application: malformed HTTP by the parser, and unknown
+`Expect` headers. aiohttp responds with the offending line and logs it, but the line may hold a key.
+Here they get the common error format with a fixed text, and a log line with only the kind of
+problem.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 _LIMITS: Final = ServerConfig()
 _MAX_OF_SANDBOX: Final = LimitsConfig().connections_per_sandbox
 _ACCEPTED_AT_ONCE: Final = 2
-"""How many connections are accepted before those that are there have their turn."""
+"""Connections accepted per turn of the event loop, so that existing ones are served, too."""
 _BACKLOG: Final = 1024
-"""How many may have come that are not let in yet; those who come to more than that try again later."""
+"""Backlog of the listening socket: connections beyond it retry their handshake."""
 
 
 class Runner:
-    """Serves an application on connections that keep the limits.
+    """Serves an application with connection limits.
 
-    Requests get `grace_seconds` to end at a stop. `prefix` is the path below which clients find the
-    server; a proxy may leave it in place. A sandbox has at most so many connections, and many
-    callers come out of `shared` networks.
+    Requests get `grace_seconds` to finish at shutdown. `prefix` is the public path of the server,
+    which a proxy may not strip. `max_of_sandbox` limits the connections of each sandbox. `shared`
+    are networks that many callers share.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Runner:
     ) -> None:
         self.app = app
         self.addresses: list[Any] = []
-        """Where it listens."""
+        """The addresses of the listening sockets."""
         self._limits = limits
         self._limit = ConnectionLimit(
             most=limits.max_connections,
@@ -73,11 +73,11 @@ class Runner:
 
     @property
     def connections(self) -> int:
-        """How many connections there are, without those that are being refused."""
+        """Number of connections, without those being refused."""
         return len(self._limit)
 
     async def setup(self) -> None:
-        """Start the application; nobody is let in yet."""
+        """Start the application without listening."""
         runner = web.AppRunner(self.app, access_log=None)
         await runner.setup()
         plain = runner.server
@@ -92,45 +92,45 @@ class Runner:
             try:
                 return await serve(request)
             except web.HTTPClientError as exc:
-                # Only an unknown expectation is refused before the middleware.
+                # Only an unknown `Expect` header is rejected before the middleware.
                 return _refuse(request, BadRequest(exc.reason), exc.status, exc)
             finally:
                 if connection is not None:
                     connection.request = None
 
         def make_request(*parts: Any) -> web.BaseRequest:
-            return _prepared(make_plain(*parts), self._prefix)
+            return _normalized(make_plain(*parts), self._prefix)
 
         server = _Server(
             handle,
             request_factory=make_request,
             access_log=None,
-            # Until a request has come, aiohttp closes what is older than this.
+            # aiohttp also closes a connection without a first request after this time.
             keepalive_timeout=self._limits.idle_seconds,
         )
         measures = self.app.get(MEASURES) or RequestMetrics()
         self._shared = Shared(server, self._limits, self._limit, measures)
 
     async def listen(self, listener: socket.socket) -> None:
-        """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
+        """Serve on a bound socket; `cleanup` closes it."""
         shared = self._shared
         if shared is None:
             raise RuntimeError("the application was not set up")
         listening = await asyncio.get_running_loop().create_server(
             lambda: ClientConnection(shared), sock=listener, backlog=_ACCEPTED_AT_ONCE
         )
-        # To asyncio this is also how many it accepts in one turn; the system may hold more.
+        # asyncio uses its backlog also as the number of accepts per turn; set the real one here.
         listener.listen(_BACKLOG)
         self._listening.append(listening)
         self.addresses.append(listener.getsockname())
 
     async def cleanup(self) -> None:
-        """Let nobody in any more, let requests end, and clean the application up."""
+        """Stop accepting connections, let requests finish, and clean up the application."""
         loop = asyncio.get_running_loop()
         for listening in self._listening:
             for listener in listening.sockets:
                 loop.remove_reader(listener)
-        # What is accepted already gets its transport, and then its protocol, which knows how to end.
+        # Accepted sockets get their transport and then their protocol, which can be shut down.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         for listening in self._listening:
@@ -138,7 +138,7 @@ class Runner:
         if self._shared is not None:
             for transport in self._shared.refused:
                 transport.abort()
-            # Those who are in already have their requests begun.
+            # Let accepted connections begin their requests.
             await asyncio.sleep(0)
             self._shared.server.pre_shutdown()
             await self.app.shutdown()
@@ -147,19 +147,19 @@ class Runner:
 
 
 class _Server(web.Server):
-    """Makes what speaks HTTP, for each connection."""
+    """Creates the HTTP protocol of each connection."""
 
     def __init__(self, handler: Any, **options: Any) -> None:
         super().__init__(handler, **options)
         del options["request_factory"]
-        self._of_each = options
+        self._protocol_options = options
 
     def __call__(self) -> web.RequestHandler:
-        return _Handler(self, loop=asyncio.get_running_loop(), **self._of_each)
+        return _Handler(self, loop=asyncio.get_running_loop(), **self._protocol_options)
 
 
 class _Handler(web.RequestHandler):
-    """Speaks HTTP with one client, and answers what the parser has refused."""
+    """HTTP protocol of a connection, with our responses to malformed requests."""
 
     __slots__ = ()
 
@@ -170,19 +170,19 @@ class _Handler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # it quotes the request
     ) -> web.StreamResponse:
-        """Answer what the parser refused, or what failed outside the middleware."""
-        has_gone = isinstance(exc, ConnectionError) and request.transport is None
-        if request.writer.output_size > 0 or has_gone:
-            raise ConnectionError("the response broke off") from exc
+        """Respond to a malformed request, or to a failure outside the middleware."""
+        is_disconnected = isinstance(exc, ConnectionError) and request.transport is None
+        if request.writer.output_size > 0 or is_disconnected:
+            raise ConnectionError("the response was aborted") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             error = MalformedBody("The request is not well-formed HTTP")
             return _refuse(request, error, status, exc)
-        response = _answer(request, AgentsvcError("Internal Server Error"), status)
+        response = _error_response(request, AgentsvcError("Internal Server Error"), status)
         log.error("request failed with an unexpected error", exc_info=exc)
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a failure; that of a body nobody wanted is the client's, and may quote it."""
+        """Log a failure; of a client's malformed body log only the kind, as errors quote it."""
         failure = kw.get("exc_info")
         if isinstance(failure, HttpProcessingError | web.RequestPayloadError):
             log.debug("remaining request body refused", extra={"problem": type(failure).__name__})
@@ -190,16 +190,16 @@ class _Handler(web.RequestHandler):
             super().log_exception(*args, **kw)
 
 
-def _prepared(request: web.BaseRequest, prefix: str) -> web.BaseRequest:
-    """Return a request without what only says how it is to be taken."""
+def _normalized(request: web.BaseRequest, prefix: str) -> web.BaseRequest:
+    """Strip the path prefix, key suffixes and `Expect` from a request, and store them in it."""
     sent = request.raw_path
     if prefix and request.rel_url.raw_path.startswith(f"{prefix}/"):
-        request = request.clone(rel_url=_without(prefix, request.rel_url))
+        request = request.clone(rel_url=_without_prefix(prefix, request.rel_url))
     request, version = unmark_request(request)
     awaits_continue = False
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-        # aiohttp would say it before anybody has looked at the request. Those of an older version of
-        # HTTP do not know the word.
+        # aiohttp would send `100 Continue` before the request is checked. HTTP/1.0 clients do not
+        # know it.
         awaits_continue = request.version >= HttpVersion11
         headers = request.headers.copy()
         del headers[hdrs.EXPECT]
@@ -212,8 +212,8 @@ def _prepared(request: web.BaseRequest, prefix: str) -> web.BaseRequest:
     return request
 
 
-def _without(prefix: str, url: yarl.URL) -> yarl.URL:
-    """Return a URL without the path below which the server is."""
+def _without_prefix(prefix: str, url: yarl.URL) -> yarl.URL:
+    """Remove the path prefix from a URL."""
     path = url.raw_path.removeprefix(prefix)
     return yarl.URL.build(path=path, query_string=url.raw_query_string, encoded=True)
 
@@ -221,13 +221,13 @@ def _without(prefix: str, url: yarl.URL) -> yarl.URL:
 def _refuse(
     request: web.BaseRequest, error: AgentsvcError, status: int, exc: BaseException | None
 ) -> web.Response:
-    response = _answer(request, error, status)
-    facts = {"status": status, "code": error.code, "problem": type(exc).__name__}
-    log.info("request refused", extra=facts)
+    response = _error_response(request, error, status)
+    fields = {"status": status, "code": error.code, "problem": type(exc).__name__}
+    log.info("request refused", extra=fields)
     return response
 
 
-def _answer(request: web.BaseRequest, error: AgentsvcError, status: int) -> web.Response:
+def _error_response(request: web.BaseRequest, error: AgentsvcError, status: int) -> web.Response:
     request_id = request.get(REQUEST_ID) or new_id()
     request[REQUEST_ID] = request_id
     CURRENT_REQUEST.set(request_id)

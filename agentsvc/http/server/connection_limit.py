@@ -1,9 +1,9 @@
 """Connection limits: total, per address, per user, per sandbox. Pure.
 
-An origin is where connections come from: an address, the way that one sandbox has to the server, or
-the client that a trusted proxy names. Connections that have shown no good key share half of the room.
-When it is full, the one goes that has gone longest without a request, so that a flood of connections
-that say nothing keeps nobody out who says something.
+An origin is the source of connections: an address, the loopback address of one sandbox, or the
+client that a trusted proxy names. Connections without a valid key may use half of the limit. When
+that is full, the one with the oldest last request is evicted, so that a flood of idle connections
+does not lock out active clients.
 """
 
 import ipaddress
@@ -20,12 +20,12 @@ LOOPBACK: Final[tuple[Network, ...]] = (
     ipaddress.ip_network("127.0.0.0/8"),
     ipaddress.ip_network("::1/128"),
 )
-"""Where this machine's own proxies, commands and sandboxes with its network come from."""
+"""Networks of local proxies, commands, and sandboxes that use the host network."""
 
 _CALLER_BITS: Final = 64
-"""What one caller usually has of version 6."""
+"""Prefix length of the IPv6 network that one caller usually has."""
 _STALE_SECONDS: Final = 5.0
-"""After which a connection without a request makes room for another one of its origin."""
+"""Age of a connection without a request after which its origin may replace it."""
 type _Caller = tuple[str, str]
 """The ids of a sandbox and of a user, one of them empty."""
 
@@ -34,7 +34,7 @@ _SHARED: Final = "this machine"
 
 
 class CountedConnection:
-    """One connection, as far as it counts; `evict` ends it."""
+    """A counted connection; `evict` closes it."""
 
     __slots__ = ("caller", "evict", "origin", "since")
 
@@ -42,17 +42,18 @@ class CountedConnection:
         self.evict = evict
         self.origin = _NO_ADDRESS
         self.caller: _Caller | None = None
-        """Whose key it has shown; None as long as there was no good one."""
+        """The authenticated caller; None before a valid key."""
         self.since = 0.0
-        """When it was made or began its last request."""
+        """Time of its creation or of its last request."""
 
 
 class ConnectionLimit:
-    """Counts connections, and says which has to go when there are too many.
+    """Counts connections, and evicts or rejects them at the limits.
 
-    Of an origin there are at most `max_of_origin` without a good key, 0 is no limit. Many callers
-    may come out of a `shared` network, so that a new connection from there takes the place of the
-    oldest; those of `proxies` are counted for whom they name. A user leaves a quarter to others.
+    `max_of_origin` limits the connections of an origin without a valid key; 0 is no limit. `shared` are
+    networks that many callers share, so a new connection from there evicts their oldest one;
+    connections of `proxies` are counted for the client that they name. A single user, like all
+    sandboxes together, may use three quarters of the limit.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class ConnectionLimit:
         return len(self._keyless) + len(self._with_key)
 
     def enter(self, address: str, evict: Callable[[], None]) -> CountedConnection:
-        """Count a new connection, which has shown no key.
+        """Count a new connection without a key.
 
-        Raises TooManyRequests if its address has too many, CapacityExceeded if there is no room at all.
+        Raises TooManyRequests if its address has too many, and CapacityExceeded if the total limit
+        is reached and no connection can be evicted.
         """
         origin = self._origin_of(address)
         if not self._has_room(origin):
@@ -95,9 +97,9 @@ class ConnectionLimit:
         return made
 
     def begin_request(self, one: CountedConnection, client: str | None = None) -> None:
-        """Take in that a request has come, of this client if a proxy names one.
+        """Record a request on a connection, from `client` if a trusted proxy names one.
 
-        What one client of a proxy has shown is not for the next one.
+        A proxied request resets the caller: the key of one client does not count for the next.
         """
         if client is not None:
             if self._remove(one):
@@ -108,9 +110,9 @@ class ConnectionLimit:
             self._of_origin[one.origin].move_to_end(one)
 
     def show_key(self, one: CountedConnection, *, sandbox_id: str = "", user_id: str = "") -> bool:
-        """Take in that a connection has shown a good key, of this sandbox or of this user.
+        """Count a connection for an authenticated sandbox or user.
 
-        Returns whether that caller may have one more.
+        Returns False if that caller has too many.
         """
         caller = (sandbox_id, user_id)
         if one.caller == caller:
@@ -125,14 +127,14 @@ class ConnectionLimit:
         return True
 
     def leave(self, one: CountedConnection) -> None:
-        """Forget a connection; fine if it is forgotten."""
+        """Remove a connection; idempotent."""
         self._remove(one)
 
     def _has_room(self, origin: str) -> bool:
         mine = self._of_origin.get(origin)
         if mine is None or not self._is_limited(origin) or len(mine) < self._max_of_origin:
             return True
-        # To refuse who comes again and again costs less than to let each push out the one before.
+        # Rejecting a client that reconnects in a loop costs less than evicting for each attempt.
         return origin == _SHARED or monotonic() - next(iter(mine)).since >= _STALE_SECONDS
 
     def _has_room_for(self, caller: _Caller) -> bool:
@@ -153,7 +155,7 @@ class ConnectionLimit:
         self._of_origin.setdefault(origin, OrderedDict())[one] = None
 
     def _evict_first(self, some: OrderedDict[CountedConnection, None]) -> bool:
-        """End the connection that has gone longest without a request; say whether there was one."""
+        """Evict the connection with the oldest last request; returns False if there is none."""
         for one in some:
             self._remove(one)
             one.evict()
@@ -161,7 +163,7 @@ class ConnectionLimit:
         return False
 
     def _remove(self, one: CountedConnection) -> bool:
-        """Forget a connection, and say whether it was known."""
+        """Remove a connection; returns whether it was counted."""
         if one in self._keyless:
             del self._keyless[one]
             mine = self._of_origin[one.origin]
@@ -182,11 +184,11 @@ class ConnectionLimit:
         return bool(self._max_of_origin and origin)
 
     def _origin_of(self, address: str) -> str:
-        """Return who is at an address; an empty text where that says nothing."""
+        """Return the origin of an address; an empty string for a proxy's own."""
         try:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
-            # A socket in the file system has none, and what a proxy says may be a name.
+            # Unix sockets have no address, and a proxy may send a name.
             return address
         found = getattr(found, "ipv4_mapped", None) or found
         if found in SANDBOX_SOURCES:
@@ -199,7 +201,7 @@ class ConnectionLimit:
 
 
 def caller_of(address: str) -> str:
-    """Return what one caller usually has: the address, or of version 6 the network around it."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address, as the caller's identity."""
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:

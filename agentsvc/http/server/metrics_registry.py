@@ -1,6 +1,6 @@
-"""Counts requests and their times, and writes figures as Prometheus reads them. Pure.
+"""Measures requests, and encodes metrics in the text format of Prometheus. Pure.
 
-A small part of the text format is all that is needed, so no library is.
+Only a small part of the format is needed, so no library is used.
 """
 
 from bisect import bisect_left
@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 
 BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
-"""The upper bounds of the parts into which times of requests are sorted, in seconds."""
+"""Upper bounds of the histogram buckets of request times, in seconds."""
 
 
 class Refusal(StrEnum):
-    """Why somebody was turned away before anything was done for them."""
+    """Why a request or connection was refused."""
 
     HOST = "host"
     KEY = "key"
@@ -37,11 +37,11 @@ class Refusal(StrEnum):
 
 type Labels = Mapping[str, str]
 type Sample = tuple[str, Labels, float]
-"""What stands behind the name of the family, such as `_count`; labels; the value."""
+"""Suffix of the family's name, such as `_count`; labels; value."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure with all its values; `kind` is gauge, counter or histogram."""
+    """A metric with all its samples; `kind` is gauge, counter or histogram."""
 
     name: str
     kind: str
@@ -57,18 +57,18 @@ def _family(
 
 
 gauge: Final = partial(_family, "gauge")
-"""Returns a figure that goes up and down."""
+"""Returns a gauge with samples."""
 counter: Final = partial(_family, "counter")
-"""Returns a figure that only grows while the server runs."""
+"""Returns a counter with samples."""
 
 
 def to_text(families: Iterable[MetricFamily]) -> str:
-    """Return figures in the text format, version 0.0.4."""
+    """Encode metrics in the text format, version 0.0.4."""
     return "".join(f"{line}\n" for family in families for line in _lines(family))
 
 
 class RequestMetrics:
-    """What was measured of requests since the start; the labels are few, since routes are."""
+    """Metrics of requests since the start; labels have few values: methods, routes, statuses."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, int]] = Counter()
@@ -77,7 +77,7 @@ class RequestMetrics:
         self.running = 0
 
     def note(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
-        """Count a request that is over; a stream or what a sandbox answered has no time here."""
+        """Count a finished request; `seconds` is None for streams and proxied requests."""
         self._counts[method, route, status] += 1
         if seconds is not None:
             times = self._times[route]
@@ -85,14 +85,14 @@ class RequestMetrics:
             times[-1] += seconds
 
     def refuse(self, reason: Refusal) -> None:
-        """Count somebody who was turned away."""
+        """Count a refused request or connection."""
         self._refused[reason] += 1
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield the figures of requests."""
+        """Yield the metrics of requests."""
         yield counter(
             "requests_total",
-            "Requests that are over; status 0 is one whose client went away.",
+            "Finished requests; status 0 means that the client disconnected.",
             (
                 ({"method": method, "route": route, "status": str(status)}, count)
                 for (method, route, status), count in sorted(self._counts.items())
@@ -100,14 +100,14 @@ class RequestMetrics:
         )
         yield counter(
             "refused_total",
-            "Who was turned away, by why: name of the server, key, login, limits.",
+            "Refused requests and connections by reason: host name, key, login, limits.",
             (({"reason": reason}, count) for reason, count in self._refused.items()),
         )
-        yield gauge("requests_running", "Requests and streams that go on.", [({}, self.running)])
+        yield gauge("requests_running", "Requests and streams in progress.", [({}, self.running)])
         yield MetricFamily(
             name="agentsvc_request_seconds",
             kind="histogram",
-            help="Time from the head of a request to the end of its answer, streams aside.",
+            help="Time from the head of a request to the end of its response, without streams.",
             samples=tuple(
                 sample
                 for route, times in sorted(self._times.items())

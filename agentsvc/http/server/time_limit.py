@@ -1,4 +1,4 @@
-"""A time limit for many requests, with one timer for all: one for each costs more than most answers."""
+"""A time limit for requests that share one timer: one per request costs more than most requests."""
 
 import asyncio
 from typing import Any
@@ -7,9 +7,9 @@ from agentsvc.base import TimedOut, monotonic
 
 
 class TimeLimit:
-    """Lets each `with` block take so many seconds; one that takes longer raises TimedOut.
+    """Context manager that raises TimedOut if its block takes longer than `seconds`.
 
-    All may take equally long, so that who began first is the first whose time is over.
+    All blocks have the same limit, so they expire in the order in which they began.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -26,7 +26,7 @@ class TimeLimit:
         task = asyncio.current_task()
         if self._due.pop(task, None) is not None or task is None:
             return
-        # It was cancelled from here; where somebody else has cancelled it, too, that counts.
+        # The timer has cancelled the task; a cancellation from elsewhere takes precedence.
         if not task.uncancel() and isinstance(exc, asyncio.CancelledError):
             raise TimedOut("The request took too long") from exc
 
