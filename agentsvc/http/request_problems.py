@@ -24,7 +24,7 @@ async def with_all_problems(request: web.Request, error: InvalidRequest) -> Inva
     if route is None:
         return error
     try:
-        await _find_others(request, route, {one.loc[0] for one in error.problems})
+        await _validate_others(request, route, {one.loc[0] for one in error.problems})
     except InvalidRequest as exc:
         # An operation may read its query in several steps, so some problems are known already.
         places = {one.loc for one in error.problems}
@@ -34,7 +34,7 @@ async def with_all_problems(request: web.Request, error: InvalidRequest) -> Inva
     return error
 
 
-async def _find_others(request: web.Request, route: Route, seen: set[str | int]) -> None:
+async def _validate_others(request: web.Request, route: Route, seen: set[str | int]) -> None:
     """Validate the query and the parts that are not in `seen`; raises InvalidRequest."""
     if not seen <= {*_ORDER}:
         return

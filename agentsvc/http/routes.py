@@ -110,7 +110,7 @@ def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPS
     )
 
 
-def _shown_by(effect: Effect) -> Any:
+def _type_of(effect: Effect) -> Any:
     """Return the annotated return type of `show`, evaluated if it is a string."""
     found = inspect.get_annotations(effect.show, eval_str=True) if effect.show else {}
     return found.get("return", Undescribed)
@@ -305,46 +305,46 @@ class Routes(list[Route]):
         effect.
         """
         is_get = method == hdrs.METH_GET
-        said: dict[str, Any] = {
+        args: dict[str, Any] = {
             "scope": Scope.READ if is_get else Scope.RUN,
             "answer": answer,
             **self._common,
             **described,
         }
-        if (effect := said.get("effect")) is not None:
-            said.setdefault("status", effect.status)
-            said["answer"] = _shown_by(effect) if said["answer"] is Undescribed else said["answer"]
-        if "example" in said and not isinstance(said["example"], Example):
-            said["example"] = Example(**{"query" if is_get else "body": said["example"]})
+        if (effect := args.get("effect")) is not None:
+            args.setdefault("status", effect.status)
+            args["answer"] = _type_of(effect) if args["answer"] is Undescribed else args["answer"]
+        if "example" in args and not isinstance(args["example"], Example):
+            args["example"] = Example(**{"query" if is_get else "body": args["example"]})
 
-        def put(handler: H) -> H:
+        def decorate(handler: H) -> H:
             first = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
-            is_told = said["answer"] is not Undescribed
+            is_set = args["answer"] is not Undescribed
             takes = _READ & handler.__annotations__.keys()
             parts = [
                 name for name in names_in(self._prefix + path) if name in handler.__annotations__
             ]
             # Older plugins declare everything in `add`: do not evaluate their annotations.
-            kinds = {} if is_told and not takes else inspect.get_annotations(handler, eval_str=True)
+            kinds = {} if is_set and not takes else inspect.get_annotations(handler, eval_str=True)
             read: dict[str, Any] = {name: kinds[name] for name in takes}
             is_response = _is_response(handler.__annotations__.get("return", web.StreamResponse))
-            if not is_told and not is_response:
-                said["answer"] = kinds["return"]
+            if not is_set and not is_response:
+                args["answer"] = kinds["return"]
             route = Route(
                 method=method,
                 path=self._prefix + path,
                 handler=handler,
                 summary=first,
-                **said,
+                **args,
                 **read,
             )
             if read or parts or not is_response:
-                serve = _serving(handler, route, parts, read)
+                serve = _wrap(handler, route, parts, read)
                 route = msgspec.structs.replace(route, handler=serve)
             self.append(route)
             return handler
 
-        return put
+        return decorate
 
 
 _READ: Final = frozenset({"query", "body"})
@@ -359,7 +359,7 @@ def types_in(route: Route) -> dict[str, Any]:
     return {name: route.path_types.get(name, part_of(name).kind) for name in names_in(route.path)}
 
 
-def _serving(
+def _wrap(
     handler: Callable[..., Awaitable[Any]],
     route: Route,
     parts: Iterable[str],
@@ -369,7 +369,7 @@ def _serving(
     types = types_in(route)
     readers = {name: path_id if types[name] is UUID else path_text for name in parts}
     may_lack_body = type(None) in get_args(kinds.get("body"))
-    read_given = functools.partial(read_json, default=None) if may_lack_body else read_json
+    read_body = functools.partial(read_json, default=None) if may_lack_body else read_json
 
     @functools.wraps(handler)
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -377,7 +377,7 @@ def _serving(
         if "query" in kinds:
             given["query"] = read_query(request, kinds["query"])
         if "body" in kinds:
-            given["body"] = await read_given(request, kinds["body"])
+            given["body"] = await read_body(request, kinds["body"])
         for name, read in readers.items():
             given[name] = read(request, name)
         answer = await handler(request, **given)
@@ -426,7 +426,7 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
                 app[_MOUNTED][added] = route
 
 
-class _HeadIsKnown(Exception):
+class _HeadReady(Exception):
     """Aborts the handler of a HEAD request before its stream begins."""
 
     def __init__(self, response: web.StreamResponse) -> None:
@@ -446,7 +446,7 @@ def _head_of(route: Route) -> Handler:
         request[_WANTS_HEAD] = True
         try:
             return await route.handler(request)
-        except _HeadIsKnown as exc:
+        except _HeadReady as exc:
             known = exc.response
         finally:
             request[_WANTS_HEAD] = False
@@ -458,7 +458,7 @@ def _head_of(route: Route) -> Handler:
 def end_head(request: web.Request, response: web.StreamResponse) -> None:
     """Abort a stream that is about to begin if the request is a HEAD request."""
     if request.get(_WANTS_HEAD, False):
-        raise _HeadIsKnown(response)
+        raise _HeadReady(response)
 
 
 def mounted(app: web.Application) -> tuple[Route, ...]:

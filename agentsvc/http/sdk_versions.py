@@ -213,8 +213,8 @@ def mark(key: str, version: Version | None) -> str:
 
 def unmark(key: str) -> tuple[str, Version | None]:
     """Split a key into the plain key and the version in its suffix, None without a suffix."""
-    plain, _, said = key.rpartition(_MARK)
-    version = parse_version(said)
+    plain, _, suffix = key.rpartition(_MARK)
+    version = parse_version(suffix)
     return (plain, version) if plain and version else (key, None)
 
 

@@ -54,20 +54,20 @@ class LiveAnswers:
 
     def __init__(self) -> None:
         self._ends: set[Callable[[], None]] = set()
-        self._is_over = False
+        self._is_stopping = False
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[asyncio.Event]:
         """Register a stream for the duration of the context; yields the event that ends it."""
-        over = asyncio.Event()
-        with self.ending(over.set):
-            yield over
+        stop = asyncio.Event()
+        with self.ending(stop.set):
+            yield stop
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
         """Call `end` if the server stops during the context, or at once if it is stopping."""
         self._ends.add(end)
-        if self._is_over:
+        if self._is_stopping:
             end()
         try:
             yield
@@ -76,7 +76,7 @@ class LiveAnswers:
 
     def end(self) -> None:
         """End all open streams, and each later one when it begins."""
-        self._is_over = True
+        self._is_stopping = True
         for end in self._ends:
             end()
 
@@ -109,13 +109,13 @@ async def serve(
     `find_more` returns the items of further streams that the client of a WebSocket opens.
     """
     sink = _WebSocket(request) if wants_socket(request) else _EventStream(request)
-    with request.app[LIVE].opened() as over:
+    with request.app[LIVE].opened() as stop:
         if isinstance(sink, _WebSocket) and PRINCIPAL not in request:
-            ending = await _stream_after_auth(request, sink, find_items, find_more, over)
+            ending = await _stream_after_auth(request, sink, find_items, find_more, stop)
         else:
             items = await find_items()
             await sink.open()
-            ending = await _stream(request, sink, items, find_more, over)
+            ending = await _stream(request, sink, items, find_more, stop)
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(_LAST_SECONDS):
             await sink.end(ending or _STOPPING)
@@ -130,11 +130,11 @@ async def _stream_after_auth(
     sink: "_WebSocket",
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None,
-    over: asyncio.Event,
+    stop: asyncio.Event,
 ) -> StreamEnd | None:
     """Serve a client that sends its key first; errors are sent as close codes of the WebSocket."""
     await sink.open()
-    ending = await _first_to_end(_authenticate(request, sink), _wait(over))
+    ending = await _first_to_end(_authenticate(request, sink), _wait(stop))
     if PRINCIPAL not in request:
         return ending
     try:
@@ -142,7 +142,7 @@ async def _stream_after_auth(
     except AgentsvcError as exc:
         code = _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
         return StreamEnd(message=None, code=code, reason=exc.code)
-    return await _stream(request, sink, items, find_more, over)
+    return await _stream(request, sink, items, find_more, stop)
 
 
 async def _authenticate(request: web.Request, sink: "_WebSocket") -> StreamEnd | None:
@@ -168,19 +168,19 @@ async def _identify(request: web.Request, key: str) -> Principal:
 
 
 async def _stream(
-    request: web.Request, sink: _Sink, items: Items, find_more: Finder | None, over: asyncio.Event
+    request: web.Request, sink: _Sink, items: Items, find_more: Finder | None, stop: asyncio.Event
 ) -> StreamEnd | None:
     async with contextlib.aclosing(items):
-        gone, lost = asyncio.Event(), asyncio.Event()
+        gone, revoked = asyncio.Event(), asyncio.Event()
         request[ON_LOST] = gone.set
         if request.transport is None:
             gone.set()
-        with request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set):
+        with request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], revoked.set):
             return await _first_to_end(
                 _send_items(sink, items),
                 _listen(sink, gone, find_more),
-                _wait(lost, _KEY_LOST),
-                _wait(over),
+                _wait(revoked, _KEY_LOST),
+                _wait(stop),
             )
 
 
@@ -244,22 +244,22 @@ class _WebSocket:
 
     async def first_text(self) -> str:
         """Return the first message; raises NotAuthenticated if it is no text message."""
-        async for said in self._socket:
-            if said.type is WSMsgType.PING:
-                await self._socket.pong(said.data)
-            elif said.type is WSMsgType.TEXT:
-                return str(said.data)
-            elif said.type is not WSMsgType.PONG:
+        async for message in self._socket:
+            if message.type is WSMsgType.PING:
+                await self._socket.pong(message.data)
+            elif message.type is WSMsgType.TEXT:
+                return str(message.data)
+            elif message.type is not WSMsgType.PONG:
                 break
         raise NotAuthenticated
 
     async def listen(self, gone: asyncio.Event, on_text: Callable[[str], Awaitable[None]]) -> None:
-        async for said in self._socket:
+        async for message in self._socket:
             self._missed = 0
-            if said.type is WSMsgType.PING:
-                await self._socket.pong(said.data)
-            elif said.type is WSMsgType.TEXT:
-                await on_text(said.data)
+            if message.type is WSMsgType.PING:
+                await self._socket.pong(message.data)
+            elif message.type is WSMsgType.TEXT:
+                await on_text(message.data)
 
     async def send(self, message: StreamItem) -> None:
         await self._socket.send_frame(_to_json(message), WSMsgType.TEXT)
@@ -287,8 +287,8 @@ async def _send_items(sink: _Sink, items: Items) -> StreamEnd | None:
     return None
 
 
-async def _wait(over: asyncio.Event, ending: StreamEnd | None = None) -> StreamEnd | None:
-    await over.wait()
+async def _wait(stop: asyncio.Event, ending: StreamEnd | None = None) -> StreamEnd | None:
+    await stop.wait()
     return ending
 
 

@@ -256,10 +256,10 @@ def address_of(request: web.Request) -> str:
     own = request.remote or ""
     if not is_from_proxy(request):
         return own
-    said = _last(request, hdrs.X_FORWARDED_FOR) or _forwarded(request).get("for", "")
-    if with_port := _WITH_PORT.match(said):
-        said = with_port[1] or with_port[2]
-    return (said if said.isascii() else "")[:_ADDRESS_CHARS] or own
+    client = _last(request, hdrs.X_FORWARDED_FOR) or _forwarded(request).get("for", "")
+    if with_port := _WITH_PORT.match(client):
+        client = with_port[1] or with_port[2]
+    return (client if client.isascii() else "")[:_ADDRESS_CHARS] or own
 
 
 def client_of(request: web.Request) -> str:
@@ -295,9 +295,9 @@ def _own_host(request: web.Request) -> str:
 
 def _as_forwarded(request: web.Request, own: Origin) -> Origin:
     """Return the origin from the forwarding headers; the last value is the nearest proxy's."""
-    said = _forwarded(request)
-    scheme = (_last(request, hdrs.X_FORWARDED_PROTO) or said.get("proto", "")).lower()
-    host = _last(request, hdrs.X_FORWARDED_HOST) or said.get("host", "")
+    named = _forwarded(request)
+    scheme = (_last(request, hdrs.X_FORWARDED_PROTO) or named.get("proto", "")).lower()
+    host = _last(request, hdrs.X_FORWARDED_HOST) or named.get("host", "")
     prefix = _last(request, "X-Forwarded-Prefix").rstrip("/")
     return Origin(
         scheme=scheme if scheme in _SCHEMES else own.scheme,

@@ -86,12 +86,12 @@ class OlderClients:
 
     def _version(self, request: web.Request, place: PortRequest, sandbox_id: str) -> Version | None:
         """Return the version to convert the response for, or None to leave it unchanged."""
-        said = request.get(SDK_VERSION)
+        sent = request.get(SDK_VERSION)
         if frames.is_upgrade(request) and place.path.startswith(_SOCKET):
-            return said or (self._seen.get(sandbox_id) if _is_old_socket(request, place) else None)
+            return sent or (self._seen.get(sandbox_id) if _is_old_socket(request, place) else None)
         if request.method != hdrs.METH_GET or not _EVENTS.match(place.path):
             return None
-        return said or parse_version(request.cookies.get(COOKIE, ""))
+        return sent or parse_version(request.cookies.get(COOKIE, ""))
 
 
 def _is_sdk(request: web.Request) -> bool:

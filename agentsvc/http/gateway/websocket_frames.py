@@ -140,5 +140,5 @@ async def _frame(
 
 def close(code: int, reason: str) -> bytes:
     """Encode a close frame of a server; a long reason is truncated."""
-    said = reason.encode()[:CLOSE_REASON_BYTES].decode(errors="ignore").encode()
-    return bytes((_CLOSE, 2 + len(said))) + struct.pack("!H", code) + said
+    payload = reason.encode()[:CLOSE_REASON_BYTES].decode(errors="ignore").encode()
+    return bytes((_CLOSE, 2 + len(payload))) + struct.pack("!H", code) + payload
