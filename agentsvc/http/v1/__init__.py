@@ -59,7 +59,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *service_keys.ROUTES,
     *logins.ROUTES,
 )
-"""Every operation of version 1 that is always there."""
+"""Every operation of version 1 that is always mounted."""
 
 LOGIN_ROUTES: Final = device_login.ROUTES
-"""How a program gets a key: open to callers without one, so it is there only if asked for."""
+"""The device login; callers need no key, so it is mounted only if the configuration enables it."""

@@ -1,4 +1,4 @@
-"""Handlers with which administrators look after users and their keys."""
+"""Handlers by which administrators manage users and their API keys."""
 
 from functools import partial
 from http import HTTPStatus
@@ -25,52 +25,53 @@ type Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A user; all keys of one who is blocked open nothing, and `leaving_at` is there in deletion."""
+    """A user. All keys of a blocked user are rejected; `leaving_at` is set during a deletion."""
 
     id: str
     """Id of the user, 32 hex digits"""
     name: str
-    """What the user is called; no two users have the same name"""
+    """Name of the user; unique on this server"""
     role: Role
-    """What the user may do"""
+    """Role of the user, which limits what all their keys permit"""
     created_at: Time
     blocked_at: Time | None
-    """Since when no key and no login of the user opens anything; null for a user who is let in"""
+    """When the user was blocked: their keys and logins are rejected. Null if the user is not
+    blocked"""
     leaving_at: Time | None = None
-    """Since when the user is being deleted; null otherwise"""
+    """When the deletion of the user began; null if the user is not being deleted"""
 
 
 class UserOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A new user: an `admin` looks after users and the server, a `viewer` changes nothing."""
+    """A new user: an `admin` manages users and the server, a `viewer` can only read."""
 
     name: Name
-    """What the user is called, 1 to 100 characters; refused if another user has the name"""
+    """Name of the user, 1 to 100 characters; refused if another user has the name"""
     role: Role = Role.MEMBER
-    """What the user may do"""
+    """Role of the user"""
 
 
 class UserChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be changed; what is left out stays."""
+    """Changes to a user; fields that are left out stay unchanged."""
 
     name: Name | UnsetType = UNSET
     """New name, 1 to 100 characters; left out: unchanged"""
     role: Role | UnsetType = UNSET
-    """New role; left out: unchanged. The last administrator keeps theirs"""
+    """New role; left out: unchanged. The role of the last administrator cannot be changed"""
     is_blocked: bool | UnsetType = UNSET
-    """True refuses every key and login of the user from now on, false lets the user in again; left
+    """True rejects every key and login of the user from now on, false accepts them again; left
     out: unchanged"""
 
 
 class DeletionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether conversations, sandboxes and archives of the user go, too; else they are in the way."""
+    """Query of the deletion of a user."""
 
     with_owned: bool = False
-    """Whether the user's conversations, sandboxes and archives are deleted first; if not, a user
+    """Whether to delete the user's conversations, sandboxes and archives first; if false, a user
     who has any is not deleted (409)"""
 
 
 class OwnedCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a user owned of what is removed first."""
+    """Counts of what a user owned and what is deleted before the user."""
 
     conversations: int
     """Number of conversations"""
@@ -81,17 +82,17 @@ class OwnedCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A user who goes, and with what: `is_over` is false while sandboxes are still being removed."""
+    """The deletion of a user; `is_over` is false while sandboxes are still being removed."""
 
     id: str
     """Id of the user, 32 hex digits"""
     name: str
     """Name of the user"""
     is_over: bool
-    """Whether the user is gone; false while sandboxes are still being removed, which goes on by
-    itself"""
+    """Whether the user has been deleted; false while sandboxes are still being removed in the
+    background"""
     owned: OwnedCounts
-    """How much the user had when the deletion began"""
+    """What the user owned when the deletion began"""
 
 
 ROUTES: Final = Routes("/api/v1/users")
@@ -101,7 +102,7 @@ ROUTES: Final = Routes("/api/v1/users")
 async def get_users(request: web.Request) -> list[UserInfo]:
     """List all users.
 
-    Also those who are blocked or being deleted.
+    Includes users who are blocked or being deleted.
     """
     return [view_of(UserInfo, user) for user in await request.app[USERS].list_all()]
 
@@ -118,16 +119,16 @@ async def get_users(request: web.Request) -> list[UserInfo]:
 async def post_user(request: web.Request, body: UserOrder) -> User:
     """Add a user.
 
-    The user has no key yet: make one for them.
+    The user has no API key yet; create one with `POST /api/v1/users/{user_id}/keys`.
     """
     return await request.app[USERS].create(body.name, body.role)
 
 
 @ROUTES.add("GET", "/{user_id}", scope=Scope.ADMIN_READ)
 async def get_user(request: web.Request) -> UserInfo:
-    """Return a user.
+    """Get a user.
 
-    As the list has them.
+    In the same form as in the list of users.
     """
     return view_of(UserInfo, await request.app[USERS].get(path_user(request)))
 
@@ -140,10 +141,10 @@ async def get_user(request: web.Request) -> UserInfo:
     example={"role": "viewer", "is_blocked": False},
 )
 async def patch_user(request: web.Request, body: UserChange) -> UserInfo:
-    """Rename a user, change the role, block or let in again.
+    """Change the name or role of a user, block or unblock them.
 
-    Only what is sent is changed. The last administrator can be neither blocked nor given another
-    role (409).
+    Only the fields in the request are changed. The last administrator can be neither blocked nor
+    given another role (409).
     """
     patch = UserPatch(name=body.name, role=body.role, is_blocked=body.is_blocked)
     user = await request.app[USERS].change(path_user(request), patch)
@@ -153,10 +154,11 @@ async def patch_user(request: web.Request, body: UserChange) -> UserInfo:
 
 @ROUTES.add("DELETE", "/{user_id}", scope=Scope.ADMIN, errors=(Conflict,))
 async def delete_user(request: web.Request, query: DeletionQuery) -> UserDeletion:
-    """Delete a user, with all that is the user's where that is wanted.
+    """Delete a user, and on request everything they own.
 
-    Keys, settings, secrets and tokens go, too. Conversations, sandboxes and archives are in the way
-    (409) unless `with_owned` says that they go. It cannot be undone.
+    Keys, settings, secrets and tokens are deleted with the user. A user who has conversations,
+    sandboxes or archives is deleted only with `with_owned`; otherwise the answer is 409. This
+    cannot be undone.
     """
     deletions, user_id = request.app[USER_DELETIONS], path_user(request)
     deletion = await deletions.request(user_id, with_owned=query.with_owned)
@@ -169,7 +171,7 @@ async def delete_user(request: web.Request, query: DeletionQuery) -> UserDeletio
 async def get_keys(request: web.Request) -> list[KeyInfo]:
     """List the API keys of a user.
 
-    What may be shown of those that are not revoked.
+    Name, scope and times of the keys that are not revoked, never the keys themselves.
     """
     user = await request.app[USERS].get(path_user(request))
     return [view_of(KeyInfo, key) for key in await request.app[KEYRING].list_keys_of(user.id)]
@@ -184,10 +186,10 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     example={"name": "build server", "scope": KeyScope.RUN},
 )
 async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret]:
-    """Make an API key for a user.
+    """Create an API key for a user.
 
-    The answer is the only one that has the key itself. A user has at most 1000 keys that are not
-    revoked (409).
+    Only this response contains the key itself. A user has at most 1000 keys that are not revoked
+    (409).
     """
     user = await request.app[USERS].get(path_user(request))
     return await create_key(request, user.id, body)
@@ -197,7 +199,7 @@ async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret
 async def delete_key(request: web.Request, key_id: str) -> Success:
     """Revoke an API key of a user.
 
-    It opens nothing from now on; streams and connections with it end.
+    The key is rejected from now on; streams and connections opened with it are closed.
     """
     await request.app[KEYRING].revoke_key(key_id_of(key_id), user_id=path_user(request))
     await request.app[OPEN_CONNECTIONS].close_revoked()

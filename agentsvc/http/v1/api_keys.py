@@ -29,82 +29,83 @@ _LONGEST_ID: Final = len(str(MAX_INT))
 
 
 class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a new key shall be; both times are ISO 8601. An `org_id` is ignored: there are none.
+    """A new API key; both times are ISO 8601. An `org_id` is ignored: there are no organizations.
 
-    `scope` is what it opens of all that its user may do: `read` what only looks, `run` all but keys,
-    logins, users and the server itself, `admin` everything; `service` nothing but keys for users, with
-    which a service acts for them, and only an administrator has one.
+    `scope` limits the permissions of the key within those of its user: `read` permits read-only
+    requests, `run` everything except the management of keys, logins, users and the server, `admin`
+    everything. `service` permits only the creation of keys for users, with which a service acts for
+    them; only administrators can have such a key.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
-    """What the key is called, at most 100 characters; left out, null or empty: `API key`"""
+    """Name of the key, at most 100 characters; left out, null or empty: `API key`"""
     scope: KeyScope = KeyScope.ADMIN
-    """What the key opens of what its user may do"""
+    """What the key permits, within the permissions of its user"""
     not_before: Time | None = None
-    """Moment from which the key counts; null: at once"""
+    """When the key becomes valid; null: at once"""
     expires_at: Time | None = None
-    """Moment from which the key counts no more; null: never"""
+    """When the key expires; null: never"""
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be shown of a key."""
+    """An API key without the key itself."""
 
     id: int
     """Number of the key"""
     name: str
-    """What the key is called"""
+    """Name of the key"""
     scope: KeyScope
-    """What the key opens of what its user may do"""
+    """What the key permits, within the permissions of its user"""
     created_at: Time
     last_used_at: Time | None
-    """When the key was last used, to within some minutes; null if never"""
+    """When the key was last used, accurate to a few minutes; null if never"""
     not_before: Time | None
-    """Moment from which the key counts; null: at once"""
+    """When the key becomes valid; null: at once"""
     expires_at: Time | None
-    """Moment from which the key counts no more; null: never"""
+    """When the key expires; null: never"""
     org_id: str | None = None
     """Always null: there are no organizations"""
 
 
 class NewKeyInfo(KeyInfo, frozen=True, kw_only=True):
-    """A key at the only moment it can be seen."""
+    """A new API key with the key itself, which is shown only once."""
 
     key: ShownSecret
-    """The key itself; it is shown here only and cannot be read again"""
+    """The key itself; only this response contains it, and it cannot be read again"""
 
 
 class CurrentKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The key of the request; every user is an organization of one."""
+    """The API key of the request; every user is an organization of one."""
 
     id: int
     """Number of the key"""
     name: str
-    """What the key is called"""
+    """Name of the key"""
     org_id: str
     """Id of the user with dashes: each user is an organization of one"""
     bound_org_id: str | None
     """Always null: no key is bound to an organization"""
     user_id: str
-    """Id of the user whose key it is, with dashes"""
+    """Id of the user who owns the key, with dashes"""
     user_name: str
-    """Name of the user whose key it is"""
+    """Name of the user who owns the key"""
     role: Role
-    """What the user may do"""
+    """Role of the user"""
     scope: KeyScope
-    """What the key opens of that"""
+    """What the key permits, within the permissions of its user"""
     auth_type: str = "bearer"
-    """How the key came; always `bearer`"""
+    """Authentication scheme; always `bearer`"""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """Confirmation of a change."""
 
     message: str
-    """What was done, in words"""
+    """Confirmation, for people"""
 
 
 class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key for language models that the service provides: there is none, users bring their own."""
+    """A model key provided by the service: always null, because users bring their own keys."""
 
     key: str | None = None
     """Always null"""
@@ -114,7 +115,7 @@ ROUTES: Final = Routes("/api/keys")
 
 
 def show_new_key(made: tuple[ApiKey, Secret]) -> NewKeyInfo:
-    """Return a key at the only moment it can be seen."""
+    """Return a new key in the form of the response, with the key itself."""
     key, secret = made
     return view_of(NewKeyInfo, key, key=secret.reveal())
 
@@ -123,7 +124,7 @@ def show_new_key(made: tuple[ApiKey, Secret]) -> NewKeyInfo:
 async def get_keys(request: web.Request) -> list[KeyInfo]:
     """List your API keys.
 
-    What may be shown of those that are not revoked, never the keys themselves.
+    Name, scope and times of the keys that are not revoked, never the keys themselves.
     """
     keys = await request.app[KEYRING].list_keys_of(user_of(request))
     return [view_of(KeyInfo, key) for key in keys]
@@ -138,16 +139,16 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     example={"name": "build server"},
 )
 async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret]:
-    """Make an API key for yourself.
+    """Create an API key for yourself.
 
-    The answer is the only one that has the key itself. A user has at most 1000 keys that are not
-    revoked (409).
+    Only this response contains the key itself. A user has at most 1000 keys that are not revoked
+    (409).
     """
     return await create_key(request, user_of(request), body)
 
 
 async def create_key(request: web.Request, user_id: str, order: KeyOrder) -> tuple[ApiKey, Secret]:
-    """Make the key that is ordered, for a user."""
+    """Create an API key for a user; raises InvalidRequest for an `expires_at` in the past."""
     return await request.app[KEYRING].create_key(
         user_id,
         order.name or _DEFAULT_NAME,
@@ -159,9 +160,9 @@ async def create_key(request: web.Request, user_id: str, order: KeyOrder) -> tup
 
 @ROUTES.add("GET", "/current")
 async def get_current_key(request: web.Request) -> CurrentKey:
-    """Describe the API key of the request.
+    """Get the API key of the request.
 
-    Whose key it is, and what it opens.
+    Its owner, role and scope.
     """
     caller = request[PRINCIPAL]
     key = await request.app[KEYRING].get_key(caller.key_id)
@@ -172,9 +173,9 @@ async def get_current_key(request: web.Request) -> CurrentKey:
 
 @ROUTES.add("GET", "/llm/byor")
 async def get_model_key(_request: web.Request) -> ModelKey:
-    """Say that the service provides no key for language models.
+    """Get the model key provided by the service, which is always null.
 
-    For the published command line, which asks for it; users bring their own keys for models.
+    The published command line asks for it. On this server users bring their own model keys.
     """
     return ModelKey()
 
@@ -183,8 +184,8 @@ async def get_model_key(_request: web.Request) -> ModelKey:
 async def delete_key(request: web.Request, key_id: str) -> Message:
     """Revoke one of your API keys.
 
-    It opens nothing from now on; logins, streams and connections with it end. It may be the key of
-    the request.
+    The key is rejected from now on; logins, streams and connections opened with it end. A request
+    may revoke its own key.
     """
     number = key_id_of(key_id)
     try:
@@ -203,10 +204,10 @@ def _future(text: str | None, field: str) -> datetime | None:
 
 
 def key_id_of(text: str) -> int:
-    """Return the number of a key in a path; raises InvalidRequest for what is none."""
+    """Parse the number of a key in a path; raises InvalidRequest if it is not a number."""
     if not (text.isascii() and text.isdigit()):
         raise InvalidRequest(
             "Input should be a valid integer", loc=("path", "key_id"), kind="int_parsing"
         )
-    # No key has a number that the database cannot hold.
+    # The database cannot hold longer numbers, so no key has one; 0 is the number of no key.
     return int(text) if len(text) < _LONGEST_ID else 0

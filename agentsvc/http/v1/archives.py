@@ -1,4 +1,4 @@
-"""Saved workspaces, conversations that begin with one, and checkpoints to which files go back."""
+"""Archives of workspaces, forks of conversations, and rollbacks of files to a checkpoint."""
 
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -22,47 +22,49 @@ PREFIX: Final = "/api/v1/archives"
 
 
 class ArchiveView(msgspec.Struct, frozen=True, kw_only=True):
-    """A workspace that was saved, or is being saved.
+    """An archive of a workspace, complete or still being saved.
 
-    `detail` says why it is not. `skipped` is how many links out of the workspace and special
-    files were left out.
+    `detail` is the reason of a failure. `skipped` counts the special files and the links that point
+    out of the workspace; they are not saved.
     """
 
     id: str
-    """Id of the archive, 32 hex digits; `archive_id` of a start takes it"""
+    """Id of the archive, 32 hex digits; pass it as `archive_id` when you start a conversation"""
     conversation_id: str
-    """Conversation whose workspace it is, 32 hex digits; it may have been deleted since"""
+    """Id of the conversation whose workspace was saved, 32 hex digits; it may be deleted by now"""
     title: str
-    """Title the conversation had when the workspace was saved"""
+    """Title of the conversation when its workspace was saved"""
     state: ArchiveState
-    """How far the saving has come; only a `ready` archive can be started from"""
+    """State of the archive; a conversation can start only from a `ready` archive"""
     detail: str | None
-    """Why the workspace is not saved; null unless `state` is `failed`"""
+    """Why saving failed; null unless `state` is `failed`"""
     size_bytes: int
-    """Bytes the archive takes on the server's disk; 0 until it is ready"""
+    """Size of the archive on the server's disk in bytes; 0 until it is ready"""
     unpacked_bytes: int
-    """Bytes of all its files together; 0 until it is ready"""
+    """Total size of the files in bytes; 0 until it is ready"""
     files: int
-    """Number of files in it; 0 until it is ready"""
+    """Number of files in the archive; 0 until it is ready"""
     skipped: int
-    """Number of links out of the workspace and special files that were left out"""
+    """Number of special files and links out of the workspace that were not saved"""
     created_at: Time
 
 
 class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be different in the copy of a conversation."""
+    """Options of a fork: what differs from the original conversation."""
 
     title: Annotated[str, Meta(max_length=200_000)] | None = None
-    """Title of the copy, at most 200,000 characters; null: the one of the conversation"""
+    """Title of the fork, at most 200,000 characters; null: the title of the original"""
     initial_message: MessageBody | None = None
-    """First message to the copy, which starts its agent; null: the agent waits for one"""
+    """First message to the fork, which starts its agent; null: the agent waits for a message"""
     llm_model: Name | None = None
-    """Provider and name of its model; null: the one of the conversation, as far as there is still a key
-    for it, or else that of the settings"""
+    """Provider and name of the model; null: the model of the original if there is still a key for
+    it, otherwise the model of the settings"""
     when_full: WhenFull | None = None
-    """What to do where as many sandboxes run as may; null: as the server is configured"""
+    """What to do when the limit of running sandboxes is reached; null: as the server is
+    configured"""
     up_to_event_id: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-    """Last event of the history that is copied; null: all of it. Files are copied as they are now"""
+    """Id of the last event to copy; null: the whole history. Files are copied in their present
+    state"""
 
 
 ROUTES: Final = Routes()
@@ -79,11 +81,11 @@ def _from_archive(archive: Archive) -> ArchiveView:
     errors=(NotFound, Conflict, Gone),
 )
 async def post_archive(request: web.Request, conversation_id: str) -> Archive:
-    """Save the workspace of a conversation, in the background.
+    """Save the workspace of a conversation as an archive, in the background.
 
-    The answer comes at once, in the state `saving`; ask for the archive until it is `ready` or
-    `failed`. It stays when the sandbox and the conversation are deleted, as long as the operator
-    keeps archives.
+    The response comes at once, with the state `saving`; poll the archive until it is `ready` or
+    `failed`. The archive remains when the sandbox and the conversation are deleted; the `archives`
+    section of the configuration limits the age and the total size of archives.
     """
     return await request.app[CONVERSATIONS].save_workspace(user_of(request), conversation_id)
 
@@ -97,12 +99,12 @@ async def post_archive(request: web.Request, conversation_id: str) -> Archive:
     example={"title": "Another way"},
 )
 async def post_fork(request: web.Request, conversation_id: str, body: ForkBody | None) -> StartTask:
-    """Start another conversation on a copy of a conversation's workspace and history.
+    """Fork a conversation: start a new one with a copy of its files and history.
 
-    The answer is a start task, as for any start. The copy begins with the files and the history of
-    the conversation as they are now, in a sandbox of its own; the conversation is not changed. With
-    `up_to_event_id` the history ends with that event, and the files are those of now all the same.
-    The body may be left out.
+    The response is a start task, as for any start. The fork gets its own sandbox and copies of the
+    files and the history in their present state; the original conversation is not changed. With
+    `up_to_event_id` the history ends with that event, but the files are still those of now. The
+    body may be left out.
     """
     wanted = body or ForkBody()
     order, up_to = to_order(copy_to(StartBody, wanted)), wanted.up_to_event_id
@@ -112,9 +114,9 @@ async def post_fork(request: web.Request, conversation_id: str, body: ForkBody |
 
 @ROUTES.add("GET", PREFIX, example={"limit": 10})
 async def search_archives(request: web.Request, query: PageQuery) -> Page[ArchiveView]:
-    """List saved workspaces, newest first.
+    """List your archives of workspaces, newest first.
 
-    Archives of one's own, also failed ones.
+    Includes archives that failed.
     """
     found, next_page_id = await request.app[ARCHIVES].search(
         user_of(request), page_id=query.page_id, limit=query.limit
@@ -124,58 +126,58 @@ async def search_archives(request: web.Request, query: PageQuery) -> Page[Archiv
 
 @ROUTES.add("GET", f"{PREFIX}/{{archive_id}}", errors=(NotFound,))
 async def get_archive(request: web.Request, archive_id: str) -> ArchiveView:
-    """Get one saved workspace.
+    """Get an archive of a workspace.
 
-    As far as it has come.
+    Poll it while its state is `saving`.
     """
     return _from_archive(await request.app[ARCHIVES].get(user_of(request), archive_id))
 
 
 @ROUTES.add("DELETE", f"{PREFIX}/{{archive_id}}", errors=(NotFound, Conflict))
 async def delete_archive(request: web.Request, archive_id: str) -> Success:
-    """Delete a saved workspace.
+    """Delete an archive of a workspace.
 
-    Its file goes, too. Refused (409) while it is being saved.
+    Its file is deleted, too. Refused (409) while the archive is being saved.
     """
     await request.app[ARCHIVES].delete(user_of(request), archive_id)
     return SUCCESS
 
 
-_TOLD: Final = (
+_NOTICE: Final = (
     "The files in this sandbox were put back to what they were at {moment} UTC: what was changed"
     " after that is undone, and what was running has ended. Look at them before you rely on them."
 )
 
 
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a sandbox, as they were before a turn of its agent."""
+    """A checkpoint: a copy of a sandbox's files from before a turn of its agent."""
 
     id: str
     """Id of the checkpoint, 32 hex digits"""
     created_at: Time
-    """When they were like that, in UTC"""
+    """When the copy was made, in UTC"""
 
 
 class CheckpointList(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints of a conversation."""
 
     items: list[CheckpointView]
-    """The checkpoints, newest first; none where the server is not configured to keep any"""
+    """The checkpoints, newest first; empty unless the server is configured to keep checkpoints"""
 
 
 class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
-    """To what a conversation is to go back."""
+    """The checkpoint to restore."""
 
     checkpoint_id: Annotated[str, Meta(min_length=1, max_length=64)]
-    """Id of one of its checkpoints"""
+    """Id of a checkpoint of the conversation"""
 
 
 @ROUTES.add("GET", f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/checkpoints", errors=(NotFound,))
 async def get_checkpoints(request: web.Request, conversation_id: str) -> CheckpointList:
     """List the checkpoints of a conversation's files.
 
-    One is kept before each message to an agent that rests, where `sandboxes.checkpoints` says so and
-    the backend can. They go with the sandbox.
+    A checkpoint is made before each message to an idle agent if `sandboxes.checkpoints` enables it
+    and the backend supports it. Checkpoints are deleted with the sandbox.
     """
     found = await request.app[CONVERSATIONS].checkpoints(user_of(request), conversation_id)
     return CheckpointList(items=[view_of(CheckpointView, one) for one in reversed(found)])
@@ -188,16 +190,16 @@ async def get_checkpoints(request: web.Request, conversation_id: str) -> Checkpo
     example={"checkpoint_id": "0" * 32},
 )
 async def post_rollback(request: web.Request, conversation_id: str, body: RollbackBody) -> Success:
-    """Put the files of a conversation back to a checkpoint.
+    """Roll the files of a conversation back to a checkpoint.
 
-    All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
-    server is started anew, unless its user had the sandbox rest. The history stays, and the agent is
-    told. Refused (409) while the agent works or messages wait for it, and where other conversations
-    live in the sandbox.
+    All files of the sandbox are restored from the checkpoint and its processes end. The agent
+    server is started again unless the user had paused or stopped the sandbox. The history stays,
+    and a message tells the agent about the rollback. Refused (409) while the agent works or
+    messages are queued for it, and if other conversations share the sandbox.
     """
     user_id, wanted = user_of(request), body.checkpoint_id
     known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
     taken_at = next((one.created_at for one in known if one.id == wanted), None)
-    text = "" if taken_at is None else _TOLD.format(moment=f"{taken_at:%Y-%m-%d %H:%M:%S}")
+    text = "" if taken_at is None else _NOTICE.format(moment=f"{taken_at:%Y-%m-%d %H:%M:%S}")
     await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message_of(text))
     return SUCCESS

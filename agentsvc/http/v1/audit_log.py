@@ -1,4 +1,4 @@
-"""Handlers of the audit log: all of it for administrators, and for everybody what is their own."""
+"""Handlers of the audit log: all entries for administrators, for other users their own."""
 
 from typing import Annotated, Final
 
@@ -13,58 +13,60 @@ from agentsvc.http.wire import Page, PageQuery, Time, find_time
 
 
 class MyAuditQuery(PageQuery, frozen=True, kw_only=True):
-    """Which entries to list.
+    """Filters of one's own audit log.
 
-    `text` is part of the action or the subject; `is_refused` tells what was answered by an error.
+    `text` matches a part of the action or the subject; `is_refused` selects requests that were
+    answered with an error.
     """
 
     text: Annotated[str, msgspec.Meta(max_length=300)] | None = None
     """Part of the action or the subject, at most 300 characters; left out: all entries"""
     is_refused: bool | None = None
-    """True lists only what was answered with an error, false only the rest; left out: both"""
+    """True lists only requests answered with an error, false only the others; left out: both"""
     at_gte: Time | None = msgspec.field(name="at__gte", default=None)
-    """Only entries of this moment or later; ISO 8601, UTC where no offset is given. Left out: all
-    """
+    """Only entries at this time or later; ISO 8601, UTC if it has no offset. Left out: all"""
     at_lt: Time | None = msgspec.field(name="at__lt", default=None)
-    """Only entries before this moment; ISO 8601, UTC where no offset is given. Left out: all"""
+    """Only entries before this time; ISO 8601, UTC if it has no offset. Left out: all"""
 
 
 class AuditQuery(MyAuditQuery, frozen=True, kw_only=True):
-    """Which entries to list, of which user."""
+    """Filters of the whole audit log."""
 
     user_id: str | None = None
-    """Only entries of this user, whose id may have dashes; left out: of all users and of commands on
-    the server's machine"""
+    """Only entries of the user with this id, with or without dashes; left out: entries of all users
+    and of commands on the server's machine"""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody did, or asked for and was refused: `status` is what was answered.
+    """An entry of the audit log: a request, a command or a change by the server itself.
 
-    For a command on the server's machine `user_id` is null. `status` is 0 for one, and for an answer
-    that the client did not take to its end.
+    `status` is 0 for a command, for a change by the server, and for a response that the client did
+    not read to its end.
     """
 
     number: int
     """Number of the entry; later entries have higher ones"""
     at: Time
-    """When it happened, in UTC"""
+    """When the request or command happened, in UTC"""
     user_id: str | None
-    """Who asked for it; null for a command on the server's machine"""
+    """Id of the user who made the request, or whose data the server changed; null for a command on
+    the server's machine"""
     user_name: str | None
-    """Name of that user at present; null if there is none, or none any more"""
+    """Name of that user at the time; null for a command"""
     key_id: int | None
-    """Number of the API key that was used, or that the login stands for; null for a command"""
+    """Number of the API key of the request or of its login; null without a request"""
     action: str
-    """Method and path of the operation as they are described here, or the command"""
+    """Method and path template of the operation as in this description, or the command"""
     subject: str
-    """What it was done to, as `name=id`; empty where the action says it all"""
+    """Object of the action, as `name=id`; empty if the action has no object"""
     status: int
-    """HTTP status of the answer; 0 for a command, and where the client did not take the answer to
-    its end"""
+    """HTTP status of the response; 0 without a request, and if the client did not read the response
+    to its end"""
     address: str
-    """IP address of the client, or what stands for the server's machine where it was a command"""
+    """IP address of the client; `command line` for a command, `the server` for a change by the
+    server itself"""
     request_id: str | None
-    """Id of the request, as in `X-Request-Id`; null for a command"""
+    """Id of the request, as in `X-Request-Id`; null without a request"""
 
 
 ROUTES: Final = Routes()
@@ -72,10 +74,10 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET", "/api/v1/audit-log", scope=Scope.ADMIN_READ)
 async def search_audit_log(request: web.Request, query: AuditQuery) -> Page[AuditEntry]:
-    """List who changed what, the newest first.
+    """List the audit log of all users, newest entry first.
 
-    Every request of a user that may change something, refused ones included, and every command on
-    the server's machine that changes users or keys.
+    Every request of a user that may change something, including refused requests, and every command
+    on the server's machine that changes users or keys.
     """
     wanted = query.user_id
     return await _search(request, query, wanted and (parse_uuid(wanted) or wanted))
@@ -83,9 +85,9 @@ async def search_audit_log(request: web.Request, query: AuditQuery) -> Page[Audi
 
 @ROUTES.add("GET", "/api/v1/users/me/audit-log")
 async def search_my_audit_log(request: web.Request, query: MyAuditQuery) -> Page[AuditEntry]:
-    """List what was changed with your keys, the newest first.
+    """List your own audit log, newest entry first.
 
-    Every request with a key of the user that may change something, refused ones included.
+    Every request with a key of the user that may change something, including refused requests.
     """
     return await _search(request, query, user_of(request))
 

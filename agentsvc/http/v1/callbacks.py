@@ -1,6 +1,6 @@
-"""Handlers of callbacks: agent servers in sandboxes report events and ask for secrets.
+"""Handlers of callbacks: agent servers in sandboxes report events and request secrets.
 
-Their paths are below `/webhooks`, as agent servers call it; outgoing webhooks are a plugin.
+Their paths start with `/webhooks`, the name agent servers use; outgoing webhooks are a plugin.
 """
 
 from functools import partial
@@ -61,10 +61,10 @@ _OF_EVENTS: Final[Described] = {
 
 @ROUTES.add("GET", "/secrets", str, scope=Scope.PASS, media=TEXT, errors=(NotFound,))
 async def get_provider_token(request: web.Request) -> web.Response:
-    """Get the token of the git provider that the pass in X-Access-Token is for.
+    """Get a user's git provider token, with the signed pass in X-Access-Token.
 
-    The token as plain text. The pass names the user and the provider, and is in what agents know of
-    their secrets.
+    The response is the token as plain text. The pass names the sandbox and the provider; agents get
+    it together with this URL.
     """
     token = await request.app[CALLBACKS].provider_token(request[PASS])
     return text_response(token.reveal())
@@ -72,10 +72,10 @@ async def get_provider_token(request: web.Request) -> web.Response:
 
 @ROUTES.add("POST", "/conversations", **_OF_CONVERSATION)
 async def post_conversation(request: web.Request) -> Success:
-    """Tell about a conversation.
+    """Report the state of a conversation.
 
-    What agent servers post whenever a conversation of theirs changes. Model, costs and title are
-    taken over.
+    Agent servers post it whenever one of their conversations changes. The server stores its model,
+    costs and title.
     """
     sandbox = calling_sandbox(request)
     raw = await read_json(request, msgspec.Raw, wide_integers=True)
@@ -88,10 +88,10 @@ async def post_conversation(request: web.Request) -> Success:
 
 @ROUTES.add("POST", "/events/{conversation_id}", **_OF_EVENTS)
 async def post_events(request: web.Request) -> Success:
-    """Deliver events of a conversation.
+    """Report events of a conversation.
 
-    What agent servers post as events happen. Events are stored by their id, so one that comes twice
-    is stored once.
+    Agent servers post events as they happen. Events are identified by their id: a repeated event is
+    stored once.
     """
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
@@ -108,10 +108,10 @@ async def post_events(request: web.Request) -> Success:
     example={"model": "openai/replay", "messages": [{"role": "user", "content": "Go on"}]},
 )
 async def post_replay(request: web.Request) -> dict[str, Any]:
-    """Get the next turn of a recording that is replayed, as a chat completion.
+    """Get the next turn of a replayed recording, as a chat completion.
 
-    What the agent asks instead of its model while a recording is done again. The answer has the
-    form of the chat completions of OpenAI.
+    During a replay the agent sends its model requests here instead of to its model. The response
+    has the form of OpenAI's chat completions.
     """
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
@@ -122,12 +122,12 @@ async def post_replay(request: web.Request) -> dict[str, Any]:
 ROUTES.add(
     "POST",
     "/{sandbox_id}/conversations",
-    summary="Tell about a conversation, as agent servers of 2025 do",
+    summary="Report the state of a conversation (agent servers of 2025)",
     **_OF_CONVERSATION,
 )(post_conversation)
 ROUTES.add(
     "POST",
     "/{sandbox_id}/events/{conversation_id}",
-    summary="Deliver events of a conversation, as agent servers of 2025 do",
+    summary="Report events of a conversation (agent servers of 2025)",
     **_OF_EVENTS,
 )(post_events)

@@ -18,27 +18,27 @@ type Words = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class ProviderQuery(PageQuery, frozen=True, kw_only=True):
-    """Which providers are listed; `query` is a part of the name."""
+    """Filters of model providers; `query` matches a part of the name."""
 
     query: Words = ""
-    """Part of the name, upper or lower case, at most 1000 characters; empty: all"""
+    """Part of the name, ignoring case, at most 1000 characters; empty: all"""
     verified: bool | None = msgspec.field(default=None, name="verified__eq")
-    """True lists only verified ones, false only the others; left out: both"""
+    """True lists only verified entries, false only the others; left out: both"""
     limit: Limit = _LIMIT
 
 
 class ModelQuery(ProviderQuery, frozen=True, kw_only=True):
-    """Which models are listed; `query` is a part of the name."""
+    """Filters of models; `query` matches a part of the name."""
 
     provider: Words | None = msgspec.field(default=None, name="provider__eq")
-    """Only models of this provider; left out: of all"""
+    """Only models of this provider; left out: of all providers"""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
-    """A language model; `provider/name` is what goes into the settings."""
+    """A language model; its setting is written `provider/name`."""
 
     provider: str | None
-    """Who offers the model; null where its name says no provider"""
+    """Provider of the model; null if its name has no provider"""
     name: str
     """Name of the model at its provider; `provider/name` is the value of `llm_model`"""
     is_verified: bool
@@ -50,7 +50,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
 
 
 class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
-    """Who offers language models."""
+    """A provider of language models."""
 
     name: str
     """Name of the provider, the part of `llm_model` before the slash"""
@@ -65,7 +65,7 @@ ROUTES: Final = Routes("/api/v1/config")
 async def search_models(request: web.Request, query: ModelQuery) -> Page[ModelInfo]:
     """List language models, verified ones first.
 
-    What this server knows; a model that is not here can be used as well.
+    The list is a suggestion: models that are not listed can be used, too.
     """
     models = (await request.app[CATALOGUE].get()).models
     found = [copy_to(ModelInfo, one) for one in models if _fits(one, query)]
@@ -74,9 +74,9 @@ async def search_models(request: web.Request, query: ModelQuery) -> Page[ModelIn
 
 @ROUTES.add("GET", "/providers/search", example={"limit": 10})
 async def search_providers(request: web.Request, query: ProviderQuery) -> Page[ProviderInfo]:
-    """List who offers language models, verified ones first.
+    """List providers of language models, verified ones first.
 
-    What this server knows; a provider that is not here can be used as well.
+    The list is a suggestion: providers that are not listed can be used, too.
     """
     providers = (await request.app[CATALOGUE].get()).providers
     found = [copy_to(ProviderInfo, one) for one in providers if _fits(one, query)]

@@ -1,4 +1,4 @@
-"""App conversations: their types on the wire, their mapping to and from the core, and handlers."""
+"""App conversations: wire structs, their conversion to and from the domain, and handlers."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,113 +80,115 @@ type Branch = Annotated[
 
 
 class LaunchedAgentProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent profile a conversation was started with."""
+    """The agent profile that a conversation was started with."""
 
     agent_profile_id: str
-    """Id of the saved agent"""
+    """Id of the agent profile"""
     revision: int
-    """Number of its change at that time"""
+    """Revision of the profile at the start"""
 
 
 class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """AppConversation: a conversation with what is known of its sandbox.
+    """AppConversation: a conversation and the state of its sandbox.
 
-    `queued_messages` is how many messages wait until its agent can take them; with one that sets the
-    agent to work, `execution_status` is `running` from then on, unless it waits for confirmation.
+    `queued_messages` counts the messages not yet delivered to the agent. When a queued message
+    starts the agent, `execution_status` is `running` from the moment it is queued, unless the agent
+    waits for confirmation.
     """
 
     id: str
     """Id of the conversation, 32 hex digits"""
     created_by_user_id: str | None
-    """Always null: one sees only conversations of one's own"""
+    """Always null: users see only their own conversations"""
     sandbox_id: str
-    """Id of the sandbox it runs in; empty before it has one"""
+    """Id of the sandbox of the conversation; empty while no sandbox is assigned"""
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
     title: str | None
-    """Title; `Conversation` and five digits until it has a better one. Null if it was cleared"""
+    """Title; `Conversation` and five hex digits until a title is generated or set. Null if it was
+    cleared"""
     trigger: Trigger | None
     pr_number: list[int]
     llm_model: str | None
-    """Provider and name of the model it works with; null until that is known"""
+    """Provider and name of the model; null until it is known"""
     agent_kind: str
-    """Kind of the agent: `openhands`, or `acp` for another one"""
+    """Kind of the agent: `openhands`, or `acp` for an agent of another vendor"""
     metrics: Metrics | None
-    """What it has cost so far; null before the agent has asked its model"""
+    """Costs and tokens so far; null before the first request to the model"""
     parent_conversation_id: str | None
-    """Conversation this one is a part of, 32 hex digits; null if none"""
+    """Id of the parent conversation, 32 hex digits; null if there is no parent"""
     sub_conversation_ids: list[str]
-    """Conversations that are parts of this one, 32 hex digits each"""
+    """Ids of the sub-conversations, 32 hex digits each"""
     public: bool | None
-    """What `public` of the start or of a change said; nobody else sees it for that unless the
-    operator has set `sharing.public_flag`. Null if it was not said"""
+    """Value of `public` from the start request or a later change; it shares the conversation only
+    if the operator has set `sharing.public_flag`. Null if it was never set"""
     tags: dict[str, str]
-    """Short texts by name, such as where its workspace comes from"""
+    """Short values by name, such as the origin of the workspace"""
     labels: list[str]
-    """Labels that you gave it; front ends show `pinned` on top and leave out `archived`"""
+    """Labels set by the user; front ends list `pinned` first and hide `archived`"""
     created_at: Time
     updated_at: Time
     sandbox_status: SandboxStatus
-    """What its sandbox does; `MISSING` if there is none any more"""
+    """State of the sandbox; `MISSING` if it does not exist any more"""
     execution_status: ExecutionStatus | None
-    """What its agent does; null while the sandbox does not run"""
+    """State of the agent; null unless the sandbox is running"""
     queued_messages: int
-    """How many messages wait until its agent can take them"""
+    """Number of messages not yet delivered to the agent"""
     conversation_url: str | None
-    """Where the agent server in the sandbox has the conversation, through this server; null while
-    the sandbox does not run"""
+    """URL of the conversation at the agent server, proxied by this server; null unless the sandbox
+    is running"""
     session_api_key: ShownSecret | None
-    """Key for calls to that URL, sent as `X-Session-API-Key`. A resume may bring a new one; null
-    while the sandbox does not run"""
+    """Key for requests to that URL, sent as `X-Session-API-Key`. It may change when the sandbox is
+    resumed; null unless the sandbox is running"""
     acp_server: str | None
-    """Which other agent it has, where `agent_kind` is `acp`; else null"""
+    """Name of the ACP agent if `agent_kind` is `acp`; otherwise null"""
     launched_agent_profile: LaunchedAgentProfile | None
-    """The saved agent it was started with; null if none"""
+    """Always null: there are no agent profiles"""
 
 
 class ConversationFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters of conversations."""
+    """Filters of conversations."""
 
     title_contains: str | None = msgspec.field(name="title__contains", default=None)
-    """Only conversations with this in their title, upper or lower case; left out: all"""
+    """Only conversations with this text in their title, ignoring case; left out: all"""
     created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
     created_at_lt: Time | None = msgspec.field(name="created_at__lt", default=None)
     updated_at_gte: Time | None = msgspec.field(name="updated_at__gte", default=None)
     updated_at_lt: Time | None = msgspec.field(name="updated_at__lt", default=None)
     sandbox_id: str | None = msgspec.field(name="sandbox_id__eq", default=None)
-    """Only conversations in this sandbox; left out: in all"""
+    """Only conversations in this sandbox; left out: in all sandboxes"""
 
 
 class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
-    """The query of the search of conversations."""
+    """Query of the search of conversations."""
 
     include_sub_conversations: bool = False
-    """Whether conversations that are parts of another one are listed, too"""
+    """Whether to list sub-conversations, too"""
     sort_order: ConversationSort = ConversationSort.CREATED_AT_DESC
-    """What the list is sorted by; `_DESC` is the latest, or the last title, first"""
+    """Sort order; `_DESC` lists the latest time, or the last title, first"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
 
 class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
-    """The query of the batch get; without ids the operation searches."""
+    """Query of the batch get; without ids the operation is a search."""
 
     ids: Annotated[list[Annotated[str, stated(format="uuid")]], stated(maxItems=IDS_MAX)] = []
-    """Ids of at most 99 conversations, with or without dashes. Each is answered in its place, null
-    for one that is unknown; left out: a page of all"""
+    """At most 99 conversation ids, with or without dashes. The response has one item per id in the
+    same order, null for an unknown id; left out: a page of all conversations"""
 
 
 class PatchBody(
     msgspec.Struct, frozen=True, kw_only=True, rename={**GIT_NAMES, "is_public": "public"}
 ):
-    """What to change of a conversation; what is not sent stays, null clears."""
+    """Changes to a conversation; fields that are left out stay unchanged, null clears a field."""
 
     title: LongText | UnsetType | None = UNSET
-    """New title; null or left out as for all fields of a change: cleared, or unchanged"""
+    """New title; null: cleared, left out: unchanged"""
     is_public: bool | UnsetType | None = UNSET
-    """New value, which is kept and shown only, unless the operator has set `sharing.public_flag`: true
-    shares the conversation then. Null: cleared, left out: unchanged"""
+    """New value of `public`. True shares the conversation if the operator has set
+    `sharing.public_flag`; otherwise it has no effect. Null: cleared, left out: unchanged"""
     repository: Repository | UnsetType | None = UNSET
     """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, left out: unchanged"""
     branch: Branch | UnsetType | None = UNSET
@@ -194,33 +196,33 @@ class PatchBody(
     provider: Provider | UnsetType | None = UNSET
     """Git hosting service to show; null: cleared, left out: unchanged"""
     labels: Annotated[list[Label], msgspec.Meta(max_length=LABELS_MAX)] | UnsetType | None = UNSET
-    """All labels it has from now on, at most 20; null: none, left out: unchanged"""
+    """Labels that replace the present ones, at most 20; null: no labels, left out: unchanged"""
 
 
 class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a conversation that has been started."""
+    """A message to a conversation that is ready."""
 
     role: Literal["user"] = "user"
-    """Who speaks; always the user"""
+    """Role of the author; always the user"""
     content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000), SAYS_SOMETHING]
-    """The parts of the message, 1 to 1000; one is an image, or a text that is not empty"""
+    """The parts of the message, 1 to 1000; at least one is an image or a non-empty text"""
     run: bool = True
-    """Whether the agent starts to work on it; false: when it is next told to"""
+    """Whether the message starts the agent; false: the agent reads it when it next runs"""
 
 
 class SendMessageView(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a message that was sent."""
+    """Response to a message."""
 
     success: bool = True
     """Always true"""
     sandbox_status: SandboxStatus
-    """What the sandbox did when the message was sent"""
+    """State of the sandbox when the message was accepted"""
     message: str | None = None
     """Always null"""
 
 
 def to_ids(texts: Sequence[str]) -> list[str]:
-    """Return the ids of the batch get; raises BadRequest for too many or a bad one."""
+    """Parse the ids of the batch get; raises BadRequest for too many or invalid ids."""
     if len(texts) > IDS_MAX:
         raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
     ids = [parse_uuid(text) for text in texts]
@@ -233,7 +235,7 @@ def to_ids(texts: Sequence[str]) -> list[str]:
 def to_query(
     wanted: ConversationFilter, *, include_children: bool, sort: ConversationSort | None = None
 ) -> ConversationQuery:
-    """Return the filters in the core's words; raises InvalidRequest."""
+    """Convert the filters to the query of the domain; raises InvalidRequest."""
     return ConversationQuery(
         title_contains=wanted.title_contains,
         sandbox_id=wanted.sandbox_id,
@@ -248,7 +250,7 @@ def to_query(
 
 @lru_cache(maxsize=_MAX_SHOWN)
 def from_view(view: ConversationView, links: Links) -> AppConversation:
-    """Return a conversation as clients see it; most are seen many times before they change."""
+    """Convert a conversation to its wire struct; cached, as most are read often between changes."""
     conversation, status = view.conversation, view.sandbox_status
     has_agent = status is SandboxStatus.RUNNING
     return view_of(
@@ -273,19 +275,19 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
 PREFIX: Final = "/api/v1/app-conversations"
 
 
-class _Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells which start task a stream is about."""
+class _StartedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The id of a start task, read from the first item of a stream."""
 
     id: str
 
 
-_BEGUN = msgspec.json.Decoder(list[_Begun])
+_STARTED_TASKS = msgspec.json.Decoder(list[_StartedTask])
 
 ROUTES: Final = Routes(PREFIX)
 
 
 def answer_task(request: web.Request, task: StartTask) -> web.Response:
-    """Answer with a start task."""
+    """Return the response with a start task."""
     return json_response(from_start_task(task, links_of(request)))
 
 
@@ -293,8 +295,8 @@ def _answer_tasks(request: web.Request, task: StartTask) -> web.Response:
     return json_response([from_start_task(task, links_of(request))])
 
 
-async def _go_on_streaming(request: web.Request, begun: bytes) -> web.StreamResponse:
-    [task] = _BEGUN.decode(begun)
+async def _continue_stream(request: web.Request, first_item: bytes) -> web.StreamResponse:
+    [task] = _STARTED_TASKS.decode(first_item)
     return await stream_array(request, _follow(request, task.id))
 
 
@@ -319,11 +321,11 @@ _START_EXAMPLE: Final = Example(
     example=_START_EXAMPLE,
 )
 async def post_app_conversation(request: web.Request, body: StartBody) -> StartTask:
-    """Start a conversation; the answer is the task that starts it.
+    """Start a conversation; returns the start task.
 
-    The answer is a start task in the status `WORKING`, never the conversation: the start goes on in
-    the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
-    there, or `ERROR`, when `detail` says why.
+    The response is a start task with the status `WORKING`, never the conversation: the start
+    continues in the background. Poll the task until its status is `READY`, and
+    `app_conversation_id` is set, or `ERROR`, and `detail` is the reason.
     """
     return await request.app[CONVERSATIONS].starts.start(user_of(request), to_order(body))
 
@@ -337,10 +339,10 @@ async def post_app_conversation(request: web.Request, body: StartBody) -> StartT
 async def get_app_conversations(
     request: web.Request, query: ConversationIds
 ) -> list[AppConversation | None] | Page[AppConversation]:
-    """Get conversations by id, or a page of them without ids.
+    """Get conversations by id, or a page of all without ids.
 
-    With `ids` a list of as many items, in their order, null for each that is unknown. Without `ids`
-    a page, as the search answers it.
+    With `ids` the response is a list with one item per id, in the same order, null for an unknown
+    id. Without `ids` it is a page, as from the search.
     """
     ids = to_ids(query.ids)
     if not ids:
@@ -358,13 +360,13 @@ async def get_app_conversations(
     example=_START_EXAMPLE,
     is_stream=True,
     effect=Effect(kind=StartTask, answer=_answer_tasks),
-    goes_on=_go_on_streaming,
+    goes_on=_continue_stream,
 )
 async def post_stream_start(request: web.Request, body: StartBody) -> web.StreamResponse:
-    """Start a conversation and follow the task.
+    """Start a conversation and stream the progress of the start task.
 
-    The answer is a JSON array that grows: the task as it is at once, and again whenever its status
-    changes, to the end of the start. Each is on a line of its own.
+    The response is a JSON array that is sent item by item: the task at once, and again whenever its
+    status changes, until the start ends. Each item is on a line of its own.
     """
     task = await request.app[CONVERSATIONS].starts.start(user_of(request), to_order(body))
     return await stream_array(request, _follow(request, task.id))
@@ -374,10 +376,9 @@ async def post_stream_start(request: web.Request, body: StartBody) -> web.Stream
 async def search_app_conversations(
     request: web.Request, query: ConversationSearch
 ) -> Page[AppConversation]:
-    """Search conversations.
+    """Search your conversations.
 
-    Newest first unless `sort_order` says otherwise. Filters are all to be met. One sees only
-    conversations of one's own.
+    Newest first unless `sort_order` says otherwise. A conversation has to match all filters.
     """
     wanted = to_query(
         query, include_children=query.include_sub_conversations, sort=query.sort_order
@@ -393,7 +394,7 @@ async def search_app_conversations(
 async def count_app_conversations(request: web.Request, query: ConversationFilter) -> int:
     """Count conversations.
 
-    With the filters of the search; conversations that are parts of another one count, too.
+    Takes the filters of the search; sub-conversations are counted, too.
     """
     wanted = to_query(query, include_children=True)
     return await request.app[CONVERSATIONS].count(user_of(request), wanted)
@@ -401,9 +402,9 @@ async def count_app_conversations(request: web.Request, query: ConversationFilte
 
 @ROUTES.add("GET", "/{conversation_id}")
 async def get_app_conversation(request: web.Request, conversation_id: str) -> AppConversation:
-    """Get one conversation.
+    """Get a conversation.
 
-    As it is now, with what its sandbox and its agent do.
+    With the present state of its sandbox and its agent.
     """
     view = await request.app[CONVERSATIONS].get(user_of(request), conversation_id)
     return from_view(view, links_of(request))
@@ -415,7 +416,8 @@ async def patch_app_conversation(
 ) -> AppConversation:
     """Change a conversation.
 
-    Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
+    Only the fields in the request are changed; null clears a field. The response is the changed
+    conversation.
     """
     patch = copy_to(ConversationPatch, body)
     with _not_found_as("unknown_app_conversation"):
@@ -425,10 +427,10 @@ async def patch_app_conversation(
 
 @ROUTES.add("DELETE", "/{conversation_id}", errors=(BadRequest,))
 async def delete_app_conversation(request: web.Request) -> Success:
-    """Delete a conversation, with its sandbox if no other lives there.
+    """Delete a conversation, and its sandbox if no other conversation uses it.
 
-    Its events, start tasks and parts are deleted, too. The sandbox goes in the background, with its
-    files, if no other conversation lives there. It cannot be undone.
+    Its events, start tasks and sub-conversations are deleted, too. The sandbox and its files are
+    removed in the background if no other conversation uses the sandbox. This cannot be undone.
     """
     conversation_id = parse_uuid(request.match_info["conversation_id"])
     if conversation_id is None:
@@ -450,9 +452,9 @@ async def post_send_message(
 ) -> SendMessageView:
     """Send a message to a conversation.
 
-    Refused (409) while the sandbox is paused or starts: resume it first. One that was paused
-    because nobody used it is resumed, and gets the message then. To queue a message in any case,
-    use `pending-messages`.
+    Refused (409) while the sandbox is starting or was paused by the user: resume it first. A
+    sandbox that an idle rule paused is resumed, and the message is delivered then. To queue a
+    message in any state, use `pending-messages`.
     """
     message = to_said(body.role, body.content, loc=("body",))
     status = await request.app[PENDING].send(
@@ -469,7 +471,7 @@ async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTas
 
 @contextmanager
 def _not_found_as(message: str) -> Iterator[None]:
-    """Say it in the words that clients of this operation know."""
+    """Replace the message of a NotFound by the text that clients of this operation expect."""
     try:
         yield
     except NotFound as exc:

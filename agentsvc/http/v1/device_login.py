@@ -1,4 +1,4 @@
-"""Handlers of the login of programs that have no browser (RFC 8628), and its one web page."""
+"""Handlers of the device login (RFC 8628) for programs without a browser, and its web page."""
 
 from typing import Annotated, Final
 
@@ -32,71 +32,70 @@ type Code = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program sends to start a login: nothing that is read."""
+    """Request that starts a device login; its fields are ignored."""
 
 
 class Authorization(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program tells its user, and how it asks for the key; times are in seconds."""
+    """Device authorization response of RFC 8628; times are in seconds."""
 
     device_code: ShownSecret
-    """What the program sends to `/oauth/device/token`; a secret of the program"""
+    """Code with which the program polls `/oauth/device/token`; a secret of the program"""
     user_code: str
-    """What the user types on the page to say which program is let in"""
+    """Code that the user enters on the page to identify the program"""
     verification_uri: str
-    """Page of this server on which the user types the code"""
+    """URL of the page on which the user enters the code"""
     verification_uri_complete: str
-    """The same page with the code in it, to be opened as it is"""
+    """URL of the same page with the code filled in"""
     expires_in: int
-    """Seconds until both codes are worth nothing"""
+    """Seconds until both codes expire"""
     interval: int
-    """Seconds to wait between two questions for the key"""
+    """Minimum seconds between two polls for the key"""
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A program's question for its key."""
+    """Device access token request of RFC 8628."""
 
     device_code: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=200)]
     """The `device_code` of the authorization, at most 200 characters"""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """The key of a program."""
+    """The API key that a device login issued."""
 
     access_token: ShownSecret
-    """The API key of the program; it is told once only"""
+    """API key of the program; it is returned only once"""
     token_type: str = "Bearer"  # noqa: S105  # the kind of token, not a token
-    """How the key is sent: as `Authorization: Bearer`"""
+    """Authentication scheme: the key is sent as `Authorization: Bearer`"""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user decides on the login with a code; `approve` false refuses it."""
+    """A user's approval or denial of a device login."""
 
     user_code: Code
-    """The code the program has told its user, at most 200 characters; dashes and case do not count
-    """
+    """Code that the program showed, at most 200 characters; dashes and case are ignored"""
     approve: bool = True
-    """False refuses the login"""
+    """True approves the login, false denies it"""
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided."""
+    """Confirmation of an approval or denial."""
 
     message: str
-    """What was decided, in words"""
+    """Confirmation, for people"""
 
 
 class CodeQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The code the page is opened with."""
+    """Query of the page of the device login."""
 
     user_code: str = ""
     """Code to fill in on the page; empty: the user types it"""
 
 
 class PageForm(Decision, frozen=True, kw_only=True):
-    """What the page sends."""
+    """Form of the page of the device login."""
 
     api_key: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
-    """API key of the user who lets the program in"""
+    """API key of the user who approves or denies the login"""
 
 
 _BEGINNING = msgspec.json.Decoder(Beginning | None)
@@ -115,10 +114,10 @@ ROUTES: Final = Routes(PREFIX, scope=Scope.OPEN)
     example={},
 )
 async def post_authorize(request: web.Request) -> Authorization:
-    """Start the login of a program.
+    """Start a device login.
 
-    The first step of RFC 8628. The program shows `user_code` and the page to its user, and asks for
-    its key until that is decided.
+    The first step of RFC 8628. The program shows the URL and `user_code` to its user, then polls
+    `/oauth/device/token` until the user has decided.
     """
     if request.can_read_body:
         await read_form(request, _BEGINNING)
@@ -135,9 +134,9 @@ async def post_authorize(request: web.Request) -> Authorization:
     example={"device_code": "the code of the answer to authorize"},
 )
 async def post_token(request: web.Request) -> Token:
-    """Ask for the key of a program's login.
+    """Poll for the API key of a device login.
 
-    The second step of RFC 8628. Until the user has decided it is refused (400) with an `error`:
+    The second step of RFC 8628. Without an approval the response is a 400 with an `error`:
     `authorization_pending`, `slow_down`, `expired_token` or `access_denied`.
     """
     request.app[DEVICES].admit(client_of(request))
@@ -159,9 +158,9 @@ async def post_token(request: web.Request) -> Token:
     example={"user_code": "WDJB-MJHT"},
 )
 async def post_decision(request: web.Request) -> Decided:
-    """Let a program in, or refuse it.
+    """Approve or deny a device login.
 
-    For pages and programs on which the user is known already.
+    For pages and programs in which the user is already authenticated.
     """
     decision = await read_form(request, _DECISION)
     await _decide(request, request[PRINCIPAL], decision)
@@ -170,9 +169,9 @@ async def post_decision(request: web.Request) -> Decided:
 
 @ROUTES.add("GET", "/verify", str, media=HTML, example={"user_code": "WDJB-MJHT"})
 async def get_page(request: web.Request, query: CodeQuery) -> web.Response:
-    """Show the page on which a user lets a program in.
+    """Show the page on which a user approves a device login.
 
-    On which the user types code and key.
+    The user enters the code of the program and an API key.
     """
     return _page(query.user_code, "")
 
@@ -188,9 +187,9 @@ async def get_page(request: web.Request, query: CodeQuery) -> web.Response:
     example={"user_code": "WDJB-MJHT", "api_key": "an API key"},
 )
 async def post_page(request: web.Request) -> web.Response:
-    """Let a program in from the page.
+    """Approve or deny a device login from the page.
 
-    What the page sends, with a key as the only proof.
+    The form of the page; the API key in it authenticates the user.
     """
     request.app[DEVICES].admit(client_of(request))
     form = await read_form(request, _PAGE_FORM)
@@ -209,9 +208,9 @@ async def post_page(request: web.Request) -> web.Response:
 
 @ROUTES.add("GET", "/verify.css", str, media="text/css")
 async def get_style(_request: web.Request) -> web.Response:
-    """Show how that page looks.
+    """Get the style sheet of the device login page.
 
-    A part of that page.
+    The page links to it.
     """
     return answer_style()
 
@@ -236,7 +235,7 @@ def _from_login(login: DeviceLogin, base: str) -> Authorization:
 
 
 def _token(claim: Claim, version: Version | None) -> Token:
-    """Return the key, which says which version its client has; raises BadRequest in the form of RFC 8628 if there is none."""
+    """Return the key, marked with its client's version; otherwise raise the error of RFC 8628."""
     if claim.key is not None:
         return Token(access_token=mark(claim.key.reveal(), version))
     raise _refusal(claim.state.value, _REASONS[claim.state], interval=claim.interval_seconds)
@@ -251,10 +250,10 @@ def _refusal(error: str, text: str, *, interval: int = 0, detail: str = "") -> B
 
 _UNAUTHORIZED: Final = 401
 _REASONS: Final = {
-    ClaimState.PENDING: "Nobody has confirmed the login yet",
-    ClaimState.SLOW_DOWN: "The question comes too early",
-    ClaimState.DENIED: "The login was refused",
-    ClaimState.EXPIRED: "The device code has expired or is not known",
+    ClaimState.PENDING: "The user has not approved the login yet",
+    ClaimState.SLOW_DOWN: "Polled too early: wait for the interval between two polls",
+    ClaimState.DENIED: "The user has denied the login",
+    ClaimState.EXPIRED: "The device code has expired or is unknown: start a new login",
 }
 
 

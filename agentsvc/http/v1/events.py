@@ -1,4 +1,4 @@
-"""Stored events: their types, and handlers that send the bytes that were stored, but to older clients."""
+"""Stored events: wire structs and handlers. Only older clients get other bytes than were stored."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ WEBHOOK_EVENTS_MAX: Final = 10_000
 
 
 class EventKind(StrEnum):
-    """The kinds of events an agent server writes."""
+    """Kinds of events of an agent server."""
 
     ACTION = "ActionEvent"
     OBSERVATION = "ObservationEvent"
@@ -56,59 +56,59 @@ class EventKind(StrEnum):
 
 
 class EventSort(StrEnum):
-    """The orders in which events can be listed."""
+    """Sort orders of events."""
 
     TIMESTAMP = "TIMESTAMP"
     TIMESTAMP_DESC = "TIMESTAMP_DESC"
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters of events."""
+    """Filters of events."""
 
     kind: EventKind | None = msgspec.field(name="kind__eq", default=None)
-    """Only events of this kind; left out: of all kinds"""
+    """Only events of this kind; left out: all kinds"""
     timestamp_gte: Time | None = msgspec.field(name="timestamp__gte", default=None)
-    """Only events of this moment or later, compared as text with their `timestamp`, so in the same
-    form; left out: all"""
+    """Only events at this time or later. Compared as a string with `timestamp`, so use the same
+    format; left out: all"""
     timestamp_lt: Time | None = msgspec.field(name="timestamp__lt", default=None)
-    """Only events before this moment, compared as text with their `timestamp`, so in the same form;
+    """Only events before this time. Compared as a string with `timestamp`, so use the same format;
     left out: all"""
 
 
 class EventSearch(EventFilter, frozen=True, kw_only=True):
-    """The query of the search of events."""
+    """Query of the search of events."""
 
     sort_order: EventSort = EventSort.TIMESTAMP
-    """`TIMESTAMP` lists the earliest first, `TIMESTAMP_DESC` the latest"""
+    """Sort order: `TIMESTAMP` lists the earliest event first, `TIMESTAMP_DESC` the latest"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
 
 class OldEventFilter(EventFilter, frozen=True, kw_only=True):
-    """The filters of events, where the query names the conversation."""
+    """Filters of events with the conversation in the query."""
 
     conversation_id: UUID = msgspec.field(name="conversation_id__eq")
     """Id of the conversation, with or without dashes"""
 
 
 class OldEventSearch(EventSearch, frozen=True, kw_only=True):
-    """The query of the search of events, where it names the conversation."""
+    """Query of the search of events with the conversation in the query."""
 
     conversation_id: UUID = msgspec.field(name="conversation_id__eq")
     """Id of the conversation, with or without dashes"""
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What every event has; the rest depends on its kind, and is what the agent server wrote."""
+    """Fields common to all events; the agent server adds further fields depending on the kind."""
 
     id: str
-    """Id of the event, as the agent server made it"""
+    """Id of the event, assigned by the agent server"""
     timestamp: str
-    """When it happened, ISO 8601 by the clock of the sandbox, without an offset"""
+    """Time of the event by the clock of the sandbox, ISO 8601 without an offset"""
     source: str
-    """Where it comes from: `agent`, `user`, `environment` or `hook`"""
+    """Source of the event: `agent`, `user`, `environment` or `hook`"""
     kind: str
-    """What it is, such as `MessageEvent`; it says which further fields there are"""
+    """Kind of the event, such as `MessageEvent`; it determines the further fields"""
 
 
 type EventsBody = Annotated[
@@ -119,9 +119,9 @@ type EventsBody = Annotated[
 def to_query(
     wanted: EventFilter, *, sort: EventSort = EventSort.TIMESTAMP, logged: bool = False
 ) -> EventQuery:
-    """Return the filters in the core's words; raises InvalidRequest.
+    """Convert the filters to the query of the domain; raises InvalidRequest.
 
-    Times stay texts, since they compare as texts; they only have to be times.
+    Times are validated but stay strings, because events are compared by the stored strings.
     """
     find_time(wanted.timestamp_gte, "timestamp__gte")
     find_time(wanted.timestamp_lt, "timestamp__lt")
@@ -130,7 +130,7 @@ def to_query(
 
 
 def to_raw_events(body: Sequence[msgspec.Raw]) -> list[bytes]:
-    """Return each event as it came; raises InvalidRequest for what is no object."""
+    """Return the bytes of each event; raises InvalidRequest for a value that is not an object."""
     events = [bytes(raw) for raw in body]
     for i, event in enumerate(events):
         if not event.startswith(b"{"):
@@ -157,8 +157,8 @@ async def search_events(
 ) -> web.Response:
     """Search the events of a conversation.
 
-    In the form the agent server wrote them. An unknown conversation has no events: the page is
-    empty. A page may have fewer events than its `limit` where some are large.
+    Events have the form in which the agent server sent them. The page of an unknown conversation is
+    empty. A page with large events may have fewer events than `limit`.
     """
     return await _search(request, conversation_id, query)
 
@@ -167,7 +167,7 @@ async def search_events(
 async def count_events(request: web.Request, conversation_id: str, query: EventFilter) -> int:
     """Count the events of a conversation.
 
-    With the filters of the search; 0 for an unknown conversation.
+    Takes the filters of the search; 0 for an unknown conversation.
     """
     return await _count(request, conversation_id, to_query(query))
 
@@ -182,8 +182,8 @@ async def count_events(request: web.Request, conversation_id: str, query: EventF
 async def get_events(request: web.Request, conversation_id: str, query: Ids) -> web.Response:
     """Get events of a conversation by id.
 
-    A list of as many items as `id` is given, in their order, null for each that is unknown. More
-    than 32 MiB of events are refused (413): ask for fewer at a time.
+    The response has one item per `id`, in the same order, null for an unknown id. More than 32 MiB
+    of events are refused (413): request fewer events at a time.
     """
     readable = await _readable(request, conversation_id)
     events = await request.app[EVENTS].find_many(readable, check_ids(query.ids))
@@ -201,23 +201,22 @@ async def get_events(request: web.Request, conversation_id: str, query: Ids) -> 
     example={"conversation_id__eq": EXAMPLE_ID, "limit": 10},
 )
 async def search_events_of(request: web.Request, query: OldEventSearch) -> web.Response:
-    """Search the events of a conversation, as clients of 2025 do.
+    """Search the events of a conversation (clients of 2025).
 
-    The same as `conversation/{conversation_id}/events/search`, where the query names the
-    conversation.
+    The same as `conversation/{conversation_id}/events/search`, with the conversation in the query.
     """
     return await _search(request, query.conversation_id.hex, query)
 
 
 @ROUTES.add("GET", f"{OLD_PREFIX}/count", example={"conversation_id__eq": EXAMPLE_ID})
 async def count_events_of(request: web.Request, query: OldEventFilter) -> int:
-    """Count the events in the agent server's log, as clients of 2025 do.
+    """Count the events in the agent server's log (clients of 2025).
 
-    The same as `conversation/{conversation_id}/events/count`, where the query names the
-    conversation.
+    As `conversation/{conversation_id}/events/count`, with the conversation in the query, but only
+    the events that the agent server's log has.
     """
-    # Front ends of 2025 ask this and take the history for loaded when so many events have come
-    # out of the agent server's socket, which replays its log.
+    # Front ends of 2025 show the history as loaded when they have received this number of events
+    # from the agent server's socket, which replays its log.
     return await _count(request, query.conversation_id.hex, to_query(query, logged=True))
 
 
@@ -237,7 +236,7 @@ async def _count(request: web.Request, conversation_id: str, query: EventQuery) 
 
 
 async def _readable(request: web.Request, conversation_id: str) -> str:
-    """Return the id if the conversation is the caller's, else one that has no events."""
+    """Return the id of a conversation of the caller; otherwise an id that has no events."""
     user_id = user_of(request)
     is_own = await request.app[CONVERSATIONS].is_of_user(user_id, conversation_id)
     return conversation_id if is_own else _NO_CONVERSATION

@@ -1,4 +1,4 @@
-"""Types and handlers of what is read out of a conversation's sandbox, and of downloads."""
+"""Wire structs and handlers for files, git changes and skills of a sandbox, and for downloads."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,45 +23,46 @@ type Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which file to read: an absolute path, or one relative to the project."""
+    """Query for the text of a file."""
 
     file_path: Path = DEFAULT_FILE
-    """The file: an absolute path, or one relative to the project"""
+    """Path of the file, absolute or relative to the project"""
 
 
 class FilesQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which directory to list: an absolute path, or one relative to the project."""
+    """Query for the files of a directory."""
 
     path: Path = USUAL_ROOT
-    """The directory: an absolute path, or one relative to the project"""
+    """Path of the directory, absolute or relative to the project"""
 
 
 class GitQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look, and what to compare with."""
+    """Query for git changes: a path, and the ref to compare with."""
 
     path: Path
-    """The repository, or a file or directory in it: an absolute path, or one relative to the
+    """Path of the repository, or of a file or directory in it, absolute or relative to the
     project"""
     ref: Annotated[str, msgspec.Meta(max_length=255)] | None = None
-    """Commit, branch or tag to compare with; left out: the remote branch, else the last commit"""
+    """Commit, branch or tag to compare with; left out: the remote branch, otherwise the last
+    commit"""
 
 
 class SkillsView(msgspec.Struct, frozen=True, kw_only=True):
     """The skills of a conversation."""
 
     skills: list[Skill]
-    """The skills; empty unless the sandbox runs"""
+    """The skills; empty unless the sandbox is running"""
 
 
 class HooksView(msgspec.Struct, frozen=True, kw_only=True):
     """The hooks of a conversation's project."""
 
     hooks: list[HookEvent]
-    """The hooks by what they are for; empty unless the sandbox runs"""
+    """The hooks, grouped by the event that triggers them; empty unless the sandbox is running"""
 
 
 def to_meta(view: ConversationView) -> bytes:
-    """Return what a download tells of the conversation: what is stored, and no key."""
+    """Return `meta.json` of a download: the stored fields of the conversation, without its key."""
     shown: dict[str, Any] = msgspec.structs.asdict(from_view(view, Links(base="")))
     for name in ("sandbox_status", "execution_status", "conversation_url", "session_api_key"):
         del shown[name]
@@ -75,10 +76,10 @@ ROUTES: Final = Routes(PREFIX)
 
 @ROUTES.add("GET", "/file", example={"file_path": "README.md"})
 async def get_file(request: web.Request, conversation_id: str, query: FileQuery) -> str:
-    """Read a text file in the sandbox; an empty text if that cannot be done.
+    """Read a text file in the sandbox; an empty string if it cannot be read.
 
-    The text as a JSON string. An empty one, and never an error, where there is no such file, it is
-    no text, or the sandbox does not run.
+    The response is the text as a JSON string. It is an empty string, not an error, if the file does
+    not exist or is not a text, or if the sandbox is not running.
     """
     files, user_id = request.app[FILES], user_of(request)
     return await files.read_text(user_id, conversation_id, query.file_path)
@@ -86,10 +87,10 @@ async def get_file(request: web.Request, conversation_id: str, query: FileQuery)
 
 @ROUTES.add("GET", "/files", errors=OF_AGENTS, example={"path": "."})
 async def get_files(request: web.Request, conversation_id: str, query: FilesQuery) -> list[str]:
-    """List the files below a directory in the sandbox, relative to it.
+    """List the files below a directory in the sandbox, with paths relative to it.
 
-    At most 2000 paths, sorted; directories of tools, such as `.git` and `node_modules`, are left
-    out.
+    At most 2000 paths, sorted. Directories of tools, such as `.git` and `node_modules`, are
+    skipped.
     """
     return await request.app[FILES].list_files(user_of(request), conversation_id, query.path)
 
@@ -100,7 +101,7 @@ async def get_git_changes(
 ) -> list[GitChange]:
     """List the files that differ from a git ref.
 
-    Paths are relative to the one that is asked for. Refused (409) while the sandbox does not run.
+    Paths are relative to the path of the query. Refused (409) unless the sandbox is running.
     """
     return await request.app[FILES].git_changes(
         user_of(request), conversation_id, query.path, ref=query.ref
@@ -114,10 +115,10 @@ async def get_git_changes(
     example={"path": "README.md", "ref": "HEAD"},
 )
 async def get_git_diff(request: web.Request, conversation_id: str, query: GitQuery) -> GitDiff:
-    """Get a file as it is and as it is in a git ref.
+    """Get a file in its present state and as of a git ref.
 
-    Both sides are null where the path is in no repository. Refused (409) while the sandbox does not
-    run.
+    Both sides are null if the path is not in a repository. Refused (409) unless the sandbox is
+    running.
     """
     return await request.app[FILES].git_diff(
         user_of(request), conversation_id, query.path, ref=query.ref
@@ -126,9 +127,10 @@ async def get_git_diff(request: web.Request, conversation_id: str, query: GitQue
 
 @ROUTES.add("GET", "/skills", errors=OF_AGENTS)
 async def get_skills(request: web.Request, conversation_id: str) -> SkillsView:
-    """List the skills of a conversation; none unless its sandbox runs.
+    """List the skills of a conversation; empty unless its sandbox is running.
 
-    Those of the repository, of the user and published ones, without those the user has disabled.
+    Skills of the repository, of the user and public skills, except those that the user has
+    disabled.
     """
     with error_member():
         found = await request.app[FILES].skills(user_of(request), conversation_id)
@@ -137,9 +139,9 @@ async def get_skills(request: web.Request, conversation_id: str) -> SkillsView:
 
 @ROUTES.add("GET", "/hooks", errors=OF_AGENTS)
 async def get_hooks(request: web.Request, conversation_id: str) -> HooksView:
-    """List the hooks of a conversation's project; none unless its sandbox runs.
+    """List the hooks of a conversation's project; empty unless its sandbox is running.
 
-    As the agent server reads them from the project.
+    The agent server reads them from the project.
     """
     with error_member():
         found = await request.app[FILES].hooks(user_of(request), conversation_id)
@@ -150,8 +152,8 @@ async def get_hooks(request: web.Request, conversation_id: str) -> HooksView:
 async def get_download(request: web.Request, conversation_id: str) -> web.StreamResponse:
     """Download a conversation and its events as a zip file.
 
-    `meta.json` and one file for each event, in the order of the events. Refused (413) for a
-    conversation with too many of them, and (409) while another download of it goes on.
+    The zip file has `meta.json` and one file per event, in the order of the events. Refused (413)
+    for a conversation with too many events, and (409) while another download of it is running.
     """
     shown_id = dashed(conversation_id)
     try:
@@ -165,9 +167,9 @@ async def get_download(request: web.Request, conversation_id: str) -> web.Stream
 async def _send(
     request: web.Request, parts: AsyncIterator[bytes], filename: str
 ) -> web.StreamResponse:
-    """Send a zip file as its parts come; the first one decides whether there is an answer.
+    """Stream a zip file; an error before its first part is raised before the response starts.
 
-    Whoever takes longer over a part than a request may take is cut off.
+    Raises ConnectionResetError if the client takes longer than `request_seconds` to read a part.
     """
     time_limit = request.app[CONFIG].server.request_seconds
     response = web.StreamResponse(

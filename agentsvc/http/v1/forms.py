@@ -1,4 +1,4 @@
-"""Bodies of the few operations that take an HTML form; the same fields as JSON are taken too."""
+"""Decodes request bodies of the operations that accept an HTML form or the same fields as JSON."""
 
 from typing import Final
 from urllib.parse import parse_qsl
@@ -14,10 +14,9 @@ _FIELDS_MAX: Final = 20
 
 
 async def read_form[T](request: web.Request, kind: type[T] | msgspec.json.Decoder[T]) -> T:
-    """Return the fields of a form as a struct; of one given twice, the last counts.
+    """Decode a form or a JSON body to a struct; the last value of a repeated form field counts.
 
-    Raises InvalidRequest for a field that is missing or does not fit, BadRequest for what is no
-    form.
+    Raises InvalidRequest for a missing or invalid field, BadRequest for a body that is not a form.
     """
     if request.content_type != FORM:
         return await read_json(request, kind)

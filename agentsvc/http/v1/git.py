@@ -1,4 +1,4 @@
-"""Types and handlers of what a user has at git providers."""
+"""Wire structs and handlers for a user's repositories, branches and tasks at git providers."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -23,7 +23,7 @@ type RepositoryName = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class SortOrder(StrEnum):
-    """What found repositories are sorted by, as far as the provider can."""
+    """Sort orders of found repositories, if the provider supports them."""
 
     STARS_DESC = "stars-desc"
     STARS_ASC = "stars-asc"
@@ -34,60 +34,59 @@ class SortOrder(StrEnum):
 
 
 class InstallationsQuery(PageQuery, frozen=True, kw_only=True):
-    """At which provider."""
+    """Query for installations at a git provider."""
 
     provider: Provider
-    """The git hosting service to ask, with the user's token"""
+    """Git hosting service to query with the user's token"""
 
 
 class RepositoriesQuery(InstallationsQuery, frozen=True, kw_only=True):
-    """Which repositories are listed: your own, or those of them whose names have the words."""
+    """Query for your repositories, all or those that match a text."""
 
     query: Words | None = None
     """Words to find in names; left out: the user's own repositories"""
     installation_id: Words | None = None
-    """Only those of this installation, workspace, group or organization, as `installations/search`
-    names it; left out: of all"""
+    """Only repositories of this installation, workspace, group or organization, with the name from
+    `installations/search`; left out: of all"""
     sort_order: SortOrder | None = None
-    """What found repositories are sorted by; only together with `query`. Left out: as the provider
-    does"""
+    """Sort order of found repositories; requires `query`. Left out: the order of the provider"""
 
 
 class BranchesQuery(InstallationsQuery, frozen=True, kw_only=True):
-    """Which branches are listed; `query` is a part of the name, and may be empty."""
+    """Query for branches; `query` matches a part of the name and may be empty."""
 
     repository: RepositoryName
-    """The repository, as `owner/name`"""
+    """Repository, as `owner/name`"""
     query: Words
-    """Part of the name of a branch; empty: all branches"""
+    """Part of the branch name; empty: all branches"""
     limit: Limit = SHORT_PAGE
 
 
 class TasksQuery(PageQuery, frozen=True, kw_only=True):
-    """Which suggested tasks are listed."""
+    """Query for suggested tasks."""
 
     limit: Limit = SHORT_PAGE
 
 
 class RepositoryView(RepositoryFields, frozen=True, kw_only=True):
-    """A repository; null stands for what its provider does not tell."""
+    """A repository; values that its provider does not report are null."""
 
     full_name: str
-    """`owner/name`, which `selected_repository` takes"""
+    """`owner/name`; pass it as `selected_repository`"""
     link_header: None = None
     """Always null"""
 
 
 class BranchView(BranchFields, frozen=True, kw_only=True):
-    """A branch; null stands for what its provider does not tell."""
+    """A branch; values that its provider does not report are null."""
 
 
 class SuggestedTaskView(TaskFields, frozen=True, kw_only=True):
-    """Something to do, with which a conversation can start."""
+    """A suggested task: an issue or pull request from which a conversation can start."""
 
 
 def to_query(query: RepositoriesQuery) -> RepositoryQuery:
-    """Return which repositories are asked for."""
+    """Convert the query to that of the git domain; raises InvalidRequest for an invalid page id."""
     name, _, direction = (query.sort_order or f"{SortBy.PUSHED}-desc").partition("-")
     return RepositoryQuery(
         text=(query.query or "").strip(),
@@ -100,7 +99,7 @@ def to_query(query: RepositoriesQuery) -> RepositoryQuery:
 
 
 def to_cursor(page_id: str | None) -> str | None:
-    """Return what a provider needs to find a page; raises InvalidRequest."""
+    """Decode a page id to the cursor of the provider; raises InvalidRequest."""
     return None if page_id is None else decode_cursor(page_id, str)[0]
 
 
@@ -111,7 +110,7 @@ ROUTES: Final = Routes("/api/v1/git", errors=OF_GIT_PROVIDERS)
 async def search_installations(request: web.Request, query: InstallationsQuery) -> Page[str]:
     """List your installations, workspaces, groups or organizations at a git provider.
 
-    Names that `installation_id` of the search of repositories takes. Not allowed (403) without a
+    Pass a name as `installation_id` to the search of repositories. Not allowed (403) without a
     token for the provider.
     """
     found = await request.app[GIT_PROVIDERS].search_installations(
@@ -128,7 +127,7 @@ async def search_installations(request: web.Request, query: InstallationsQuery) 
 async def search_repositories(
     request: web.Request, query: RepositoriesQuery
 ) -> Page[RepositoryView]:
-    """List your repositories at a git provider, or find some of them by name.
+    """List your repositories at a git provider, or find repositories by name.
 
     Not allowed (403) without a token for the provider.
     """
@@ -146,7 +145,7 @@ async def search_repositories(
     example={"provider": "github", "repository": "octocat/hello-world", "query": ""},
 )
 async def search_branches(request: web.Request, query: BranchesQuery) -> Page[BranchView]:
-    """List the branches of a repository, or find some of them by name.
+    """List the branches of a repository, or find branches by name.
 
     Not allowed (403) without a token for the provider.
     """
@@ -166,10 +165,10 @@ async def search_branches(request: web.Request, query: BranchesQuery) -> Page[Br
 async def search_suggested_tasks(
     request: web.Request, query: TasksQuery
 ) -> Page[SuggestedTaskView]:
-    """List what there is to do for you at your git providers.
+    """List suggested tasks from your git providers.
 
-    Pull requests with conflicts, failing checks or open comments, and issues, as far as the
-    providers tell.
+    Pull requests with conflicts, failing checks or open comments, and issues, if the provider
+    reports them.
     """
     offset = page_offset(query.page_id)
     tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))

@@ -1,4 +1,4 @@
-"""Handlers of logins of browsers; the page on which people log in is one of the console."""
+"""Handlers of browser logins; the login page itself belongs to the console."""
 
 import contextlib
 from datetime import timedelta
@@ -39,43 +39,43 @@ _EITHER: Final = stated(
 
 
 class LoginOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a browser logs in with: an API key, or the token of a login link."""
+    """Credentials of a browser login: an API key, or the token of a login link."""
 
     api_key: Text | None = None
-    """API key of the user, at most 1000 characters; null if there is a `token`"""
+    """API key of the user, at most 1000 characters; null if `token` is given"""
     token: Text | None = None
-    """Token of a login link, at most 1000 characters; it counts once only. Null if there is an
-    `api_key`"""
+    """Token of a login link, at most 1000 characters, valid for one login. Null if `api_key` is
+    given"""
 
 
 class LoginInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A login of a browser; `client` is what the browser says of itself."""
+    """A browser login; `client` is the browser's `User-Agent`."""
 
     id: str
     """Id of the login"""
     key_id: int
-    """Number of the API key it stands for; it ends with that key"""
+    """Number of the API key behind the login; the login ends when the key is revoked or expires"""
     client: str
-    """`User-Agent` of the browser when it logged in"""
+    """`User-Agent` of the browser at the login"""
     is_current: bool
-    """Whether the request came with this login"""
+    """Whether the request was authenticated by this login"""
     created_at: Time
     last_used_at: Time
-    """When the login was last used, to within some minutes"""
+    """When the login was last used, accurate to a few minutes"""
     expires_at: Time
-    """When the browser has to log in again"""
+    """When the login expires and the browser has to log in again"""
 
 
 class NewLogin(LoginInfo, frozen=True, kw_only=True):
-    """A login that has begun.
+    """A new login.
 
-    `page_token` is the part of it that is not in the cookie: a page keeps it in its own storage and
-    sends it as `X-Agentsvc-Login` with each request.
+    It consists of a cookie and of `page_token`, which the page keeps in its own storage and sends
+    as `X-Agentsvc-Login` with each request.
     """
 
     page_token: ShownSecret
-    """Second half of the login; a page keeps it in its own storage and sends it as
-    `X-Agentsvc-Login`. Shown here only"""
+    """Second half of the login, beside the cookie; the page keeps it in its own storage and sends
+    it as `X-Agentsvc-Login`. Only this response contains it"""
 
 
 class LinkOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +86,10 @@ class LinkOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a login link logs in."""
+    """The user of a login link."""
 
     user_name: str
-    """Name of the user whom the link logs in"""
+    """Name of the user that the link logs in"""
 
 
 ROUTES: Final = Routes("/api/v1/logins")
@@ -106,10 +106,10 @@ ROUTES: Final = Routes("/api/v1/logins")
     example={"api_key": "an API key"},
 )
 async def post_login(request: web.Request) -> web.Response:
-    """Log a browser in with an API key or a login link; the answer sets a cookie, too.
+    """Log a browser in with an API key or a login link, and set a cookie.
 
-    For pages of this server. The cookie is half of a login: a page keeps `page_token`, the other
-    half, and sends it as `X-Agentsvc-Login`.
+    For pages of this server. The cookie is one half of the login; the page keeps `page_token`, the
+    other half, and sends it as `X-Agentsvc-Login`.
     """
     order = await read_json(request, LoginOrder)
     check_login(request)
@@ -119,7 +119,7 @@ async def post_login(request: web.Request) -> web.Response:
 
 
 def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.Response:
-    """Return the answer that begins a login: half of it in a cookie, half in the body."""
+    """Return the response to a new login: one half in the cookie, the other in the body."""
     shown = view_of(NewLogin, login, is_current=True, page_token=token.page.reveal())
     response = json_response(shown, status=201)
     lifetime = timedelta(seconds=request.app[CONFIG].server.login_seconds)
@@ -137,9 +137,9 @@ def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.R
     example={"token": "the token of a login link"},
 )
 async def post_link(request: web.Request) -> LinkInfo:
-    """Say whom a login link logs in; it can still be used.
+    """Get the user of a login link without using the link.
 
-    For the page that asks whether to log in; the link is not used up.
+    The login page shows the name before it asks to log in; the link remains valid.
     """
     request.app[LOGINS].admit(client_of(request))
     order = await read_json(request, LinkOrder)
@@ -148,9 +148,9 @@ async def post_link(request: web.Request) -> LinkInfo:
 
 @ROUTES.add("GET", "/providers", scope=Scope.OPEN)
 async def get_providers(request: web.Request) -> list[LoginProvider]:
-    """List who else logs browsers in.
+    """List external login providers.
 
-    For the login page; none unless `sign_in.enabled` is set.
+    For the login page; empty unless `sign_in.enabled` is set.
     """
     found = request.app.get(LOGIN_PROVIDERS)
     return list(found or ())
@@ -158,9 +158,9 @@ async def get_providers(request: web.Request) -> list[LoginProvider]:
 
 @ROUTES.add("GET", "")
 async def get_logins(request: web.Request) -> list[LoginInfo]:
-    """List your logins of browsers.
+    """List your browser logins.
 
-    Those that count, the one of the request among them.
+    Valid logins only, including the login of the request.
     """
     caller = request[PRINCIPAL]
     found = await request.app[LOGINS].list_of(caller.user_id)
@@ -172,12 +172,12 @@ async def get_logins(request: web.Request) -> list[LoginInfo]:
 async def delete_current_login(request: web.Request) -> web.Response:
     """Log this browser out.
 
-    Ends the login of the request; with a key there is none to end. The cookie is cleared in any
-    case.
+    Ends the login of the request; a request with an API key has no login to end. The cookie is
+    cleared in any case.
     """
     caller = request[PRINCIPAL]
     if caller.login_id is not None:
-        # Another tab may have ended it since.
+        # Another tab may have ended the login in the meantime.
         with contextlib.suppress(NotFound):
             await request.app[LOGINS].end(caller.user_id, caller.login_id)
         await request.app[OPEN_CONNECTIONS].close_revoked()
@@ -188,9 +188,9 @@ async def delete_current_login(request: web.Request) -> web.Response:
 
 @ROUTES.add("DELETE", "/{login_id}", scope=Scope.MANAGE, errors=(NotFound,))
 async def delete_login(request: web.Request, login_id: str) -> Success:
-    """Log another browser of yours out.
+    """Log out one of your browsers.
 
-    It opens nothing from now on; its streams end.
+    The login is rejected from now on; its streams are closed.
     """
     await request.app[LOGINS].end(user_of(request), login_id)
     await request.app[OPEN_CONNECTIONS].close_revoked()
@@ -198,20 +198,20 @@ async def delete_login(request: web.Request, login_id: str) -> Success:
 
 
 def check_login(request: web.Request) -> None:
-    """Raise TooManyRequests or NotAllowed for a request that may not try to begin a login."""
+    """Raise TooManyRequests or NotAllowed unless the request may attempt a login."""
     request.app[LOGINS].admit(client_of(request))
     if is_foreign(request):
         raise NotAllowed("A page of another origin cannot log a browser in")
 
 
 def browser_of(request: web.Request) -> str:
-    """Return what a browser says of itself."""
+    """Return the `User-Agent` of a request; empty if it is not printable."""
     client = request.headers.get(hdrs.USER_AGENT, "")
     return client if client.isprintable() else ""
 
 
 async def note_login(request: web.Request, login: Login) -> None:
-    """Have the audit log tell who has logged in."""
+    """Set the principal of the request to that of a new login, for the audit log."""
     found = await request.app[LOGINS].find_good([login.id])
     if login.id in found:
         request[PRINCIPAL] = found[login.id]

@@ -1,4 +1,4 @@
-"""Handlers of the hosts of models that are not public."""
+"""Handlers of the allowed model hosts with private addresses."""
 
 from typing import Annotated, Final
 
@@ -12,19 +12,19 @@ from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
 
 class ModelHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that is to be allowed."""
+    """A model host to allow."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-    """Host, with a port or without, as `sandboxes.model_hosts` of the configuration has them"""
+    """Host with or without a port, in the format of `sandboxes.model_hosts` of the configuration"""
 
 
 class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
-    """The hosts that are not public and at which models of all users may be."""
+    """The hosts that are not public and are allowed as model hosts for all users."""
 
     configured: list[str]
-    """Those of `sandboxes.model_hosts` in the configuration"""
+    """Hosts from `sandboxes.model_hosts` of the configuration"""
     added: list[str]
-    """Those that administrators have added"""
+    """Hosts added by administrators"""
 
 
 ROUTES: Final = Routes("/api/v1/model-hosts")
@@ -32,9 +32,9 @@ ROUTES: Final = Routes("/api/v1/model-hosts")
 
 @ROUTES.add("GET", "", scope=Scope.ADMIN_READ)
 async def get_model_hosts(request: web.Request) -> ModelHostList:
-    """List the hosts that are not public and at which models may be.
+    """List the allowed model hosts that are not public.
 
-    The server and new sandboxes reach models at these hosts.
+    The server and new sandboxes can connect to these hosts.
     """
     hosts = request.app[MODEL_HOSTS]
     return ModelHostList(configured=list(hosts.configured), added=list(hosts.added))
@@ -42,9 +42,9 @@ async def get_model_hosts(request: web.Request) -> ModelHostList:
 
 @ROUTES.add("POST", "", scope=Scope.ADMIN, example={"host": "192.168.1.20:11434"})
 async def post_model_host(request: web.Request, body: ModelHost) -> ModelHostList:
-    """Allow models at a host that is not public.
+    """Allow a model host that is not public.
 
-    For all users and at once; a sandbox that is there already does not reach it.
+    For all users, from now on; sandboxes that already exist still cannot connect to it.
     """
     try:
         parse_policy(Mode.ALLOWLIST, [body.host])
@@ -56,9 +56,9 @@ async def post_model_host(request: web.Request, body: ModelHost) -> ModelHostLis
 
 @ROUTES.add("DELETE", "/{model_host}", scope=Scope.ADMIN)
 async def delete_model_host(request: web.Request, model_host: str) -> ModelHostList:
-    """Allow a host of models no longer.
+    """Remove an allowed model host.
 
-    Those of the configuration stay.
+    Hosts from the configuration cannot be removed here.
     """
     await request.app[MODEL_HOSTS].remove(model_host)
     return await get_model_hosts(request)

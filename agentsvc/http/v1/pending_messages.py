@@ -1,4 +1,4 @@
-"""Types and handlers of messages that wait until their conversation is ready."""
+"""Wire structs and handlers of pending messages: queued until their conversation is ready."""
 
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
@@ -38,52 +38,53 @@ type PendingParts = Annotated[
 ]
 
 
-def _nothing() -> msgspec.Raw:
+def _empty_list() -> msgspec.Raw:
     return msgspec.Raw(b"[]")
 
 
 class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A message for a conversation that may not be ready yet; the content is not empty."""
+    """A message for a conversation that may not be ready yet; its content must not be empty."""
 
     role: Literal["user"] = "user"
-    """Who speaks; always the user"""
+    """Role of the author; always the user"""
     content: Annotated[msgspec.Raw, shown_as(PendingParts)] = msgspec.field(
-        default_factory=_nothing
+        default_factory=_empty_list
     )
-    """The parts of the message, 1 to 1000; one is an image, or a text that is not empty"""
+    """The parts of the message, 1 to 1000; at least one is an image or a non-empty text"""
 
 
 type PendingMessage = Annotated[PendingBody, stated(required=["content"])]
-"""A message whose content is left out is refused like one without any, and by the same words."""
+"""The body as described: `content` is required. Without it the error is that of an empty list."""
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):
-    """PendingMessageResponse: a message that was taken, and its place in the queue."""
+    """PendingMessageResponse: an accepted message and its position in the queue."""
 
     id: str
     """Id of the message, with dashes"""
     queued: bool = True
-    """Always true: the message was taken"""
+    """Always true: the message was accepted"""
     position: int
-    """Its place in the queue, counted from 1"""
+    """Position in the queue, starting at 1"""
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that waits for its agent."""
+    """A queued message that the agent has not read yet."""
 
     id: str
     """Id of the message, with dashes"""
     content: list[TextContent | ImageContent]
     """The parts of the message"""
     is_sent: bool
-    """Whether its agent was sent it, and reads it after its step: it cannot be cancelled any more"""
+    """Whether the message was sent to the agent, which reads it after its present step; it cannot
+    be cancelled any more"""
 
 
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def to_pending(body: PendingBody) -> Message:
-    """Return the message; raises BadRequest, as this operation words it, for its content."""
+    """Convert the body to a message; raises BadRequest with this operation's texts."""
     try:
         parts = _PARTS.decode(body.content)
     except msgspec.ValidationError as exc:
@@ -116,11 +117,11 @@ def _from_queued(queued: Queued) -> PendingView:
     example={"content": [{"type": "text", "text": "And then?"}]},
 )
 async def post_pending_message(request: web.Request, conversation_id: str) -> Queued:
-    """Queue a message; it is delivered once the conversation is ready.
+    """Queue a message for delivery once the conversation is ready.
 
-    The path names a conversation, or with `task-` in front of its id a start task. Messages are
-    delivered in their order once the conversation is ready, and start the agent; if it is ready, at
-    once. At most 10 wait (429).
+    The path has the id of a conversation, or the id of a start task with the prefix `task-`.
+    Messages are delivered in order and start the agent; if the conversation is ready, at once. At
+    most 10 messages can be queued (429).
     """
     message = to_pending(await read_json(request, PendingBody))
     return await request.app[PENDING].queue(user_of(request), conversation_id, message)
@@ -128,9 +129,10 @@ async def post_pending_message(request: web.Request, conversation_id: str) -> Qu
 
 @ROUTES.add("GET", "")
 async def get_pending_messages(request: web.Request, conversation_id: str) -> list[WaitingMessage]:
-    """List the messages that wait for their agent.
+    """List the queued messages of a conversation.
 
-    In their order. The path names a conversation, or with `task-` in front of its id a start task.
+    In the order of delivery. The path has the id of a conversation, or the id of a start task with
+    the prefix `task-`.
     """
     waiting = await request.app[PENDING].waiting(user_of(request), conversation_id)
     return [
@@ -145,9 +147,10 @@ async def get_pending_messages(request: web.Request, conversation_id: str) -> li
 async def delete_pending_message(
     request: web.Request, conversation_id: str, message_id: str
 ) -> Success:
-    """Cancel a message that waits for its agent.
+    """Cancel a queued message.
 
-    Its agent is never told it. Refused (409) once its agent was sent it, and 404 when it waits no more.
+    The agent never gets the message. Refused (409) if the message was already sent to the agent,
+    and 404 if it is not in the queue any more.
     """
     await request.app[PENDING].cancel(user_of(request), conversation_id, message_id)
     return SUCCESS

@@ -1,4 +1,4 @@
-"""Handlers of language models saved under names."""
+"""Handlers of LLM profiles: language models saved under names."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -17,79 +17,80 @@ from agentsvc.settings import Settings, llm_of, profiles
 
 
 class ProfileInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile in short."""
+    """A profile without its options."""
 
     name: str
-    """Name of the saved model"""
+    """Name of the profile"""
     model: str | None
-    """Provider and name of the model; null if none was set when it was saved"""
+    """Provider and name of the model; null if no model was set when the profile was saved"""
     base_url: str | None
-    """URL of the model's API; null: the usual one of its provider"""
+    """URL of the model's API; null: the default URL of its provider"""
     api_key_set: bool
-    """Whether a key for the model is saved with it; the key itself is never shown"""
+    """Whether the profile has an API key for the model; the key itself is never shown"""
 
 
 class ProfileList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every profile, and the one in use."""
+    """All profiles and the active one."""
 
     profiles: list[ProfileInfo]
-    """Every saved model"""
+    """All profiles"""
     active_profile: str | None
-    """The one activated last, if the settings still are as it says; else null"""
+    """Name of the profile that was activated last; null if there is none, or if the settings differ
+    from it by now"""
 
 
 class ProfileDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile with all its settings but the key."""
+    """A profile with all its settings except secrets."""
 
     name: str
-    """Name of the saved model"""
+    """Name of the profile"""
     config: dict[str, Any]
-    """The model as `LlmBody` describes it, every field spelled out; secrets are null"""
+    """The model in the form of `LlmBody`, with all fields; secrets are null"""
     api_key_set: bool
-    """Whether a key for the model is saved with it"""
+    """Whether the profile has an API key for the model"""
 
 
 class ProfileChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """Confirmation of a change to a profile."""
 
     name: str
-    """Name of the saved model; after a renaming the new one"""
+    """Name of the profile; after renaming the new name"""
     message: str
-    """What was done, in words"""
+    """Confirmation, for people"""
 
 
 class ProfileActivated(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, and the model in use now."""
+    """Confirmation of an activation, with the model now in use."""
 
     name: str
-    """Name of the saved model"""
+    """Name of the profile"""
     message: str
-    """What was done, in words"""
+    """Confirmation, for people"""
     model: str | None
-    """`llm_model` of the settings from now on; null if the saved one names none"""
+    """`llm_model` of the settings from now on; null if the profile has no model"""
 
 
 class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What to save: a language model, or the one of the settings if there is none.
+    """The language model to save; without `llm` the model of the settings.
 
-    A model in which a field has an unknown name is refused.
+    A model with an unknown field is refused.
     """
 
     llm: Annotated[dict[str, Any], shown_as(StrictLlmBody), checked_by(read_llm)] | None = None
-    """The model to save; null or left out: the one of the settings"""
+    """The model to save; null or left out: the model of the settings"""
     include_secrets: bool = True
-    """Whether keys and secret headers are saved with it; false saves it without any"""
+    """Whether to save keys and secret headers with the model"""
     preserve_existing_api_key: bool = False
-    """Whether secrets that `llm` leaves out, or has as null, stay as they are saved under this
-    name; false clears them"""
+    """Whether secrets that are null or left out in `llm` keep the values saved under this name;
+    false clears them"""
 
 
 class RenameProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The new name."""
+    """The new name of a profile."""
 
     new_name: Annotated[str, msgspec.Meta(max_length=1000), stated(pattern=profiles.NAME_PATTERN)]
-    """Name it gets: 1 to 64 letters, digits, `.`, `_` and `-`; refused (409) if there is one of
-    that name"""
+    """New name: 1 to 64 letters, digits, `.`, `_` and `-`; refused (409) if another profile has
+    it"""
 
 
 _NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
@@ -107,7 +108,7 @@ def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
 
 @ROUTES.add("GET", "")
 async def get_profiles(request: web.Request) -> ProfileList:
-    """List the saved language models.
+    """List your LLM profiles.
 
     Without their keys.
     """
@@ -121,9 +122,9 @@ async def get_profiles(request: web.Request) -> ProfileList:
 
 @ROUTES.add("GET", "/{name}")
 async def get_profile(request: web.Request) -> ProfileDetail:
-    """Return a saved language model.
+    """Get an LLM profile.
 
-    Every field spelled out; keys are null.
+    With all fields; keys are null.
     """
     name = _path_name(request)
     settings = await request.app[SETTINGS].find(user_of(request))
@@ -140,10 +141,10 @@ async def get_profile(request: web.Request) -> ProfileDetail:
     example={"llm": {"model": "openai/gpt-5-mini"}},
 )
 async def post_profile(request: web.Request) -> ProfileChanged:
-    """Save a language model under a name.
+    """Save a language model as an LLM profile.
 
-    One of the same name is replaced. The body may be left out: the model of the settings is saved.
-    At most 10 (409).
+    Replaces a profile of the same name. Without a body the model of the settings is saved. A user
+    has at most 10 profiles (409).
     """
     name = _path_name(request)
     body = await read_json(request, _SAVE, default=None) or SaveProfile()
@@ -164,9 +165,9 @@ async def post_profile(request: web.Request) -> ProfileChanged:
 
 @ROUTES.add("DELETE", "/{name}")
 async def delete_profile(request: web.Request) -> ProfileChanged:
-    """Delete a saved language model.
+    """Delete an LLM profile.
 
-    Fine if there is none of that name. The settings stay as they are.
+    Succeeds if there is no profile of that name. The settings do not change.
     """
     name = _path_name(request)
     if await request.app[SETTINGS].find(user_of(request)) is not None:
@@ -176,10 +177,10 @@ async def delete_profile(request: web.Request) -> ProfileChanged:
 
 @ROUTES.add("POST", "/{name}/activate")
 async def post_activate(request: web.Request) -> ProfileActivated:
-    """Use a saved language model.
+    """Activate an LLM profile.
 
-    Its model, key, URL and options become those of the settings, for conversations that are started
-    from now on.
+    Its model, key, URL and options replace those of the settings, for conversations that are
+    started from now on.
     """
     name = _path_name(request)
     settings = await _change(request, lambda old: profiles.activate_profile(old, name))
@@ -197,9 +198,9 @@ async def post_activate(request: web.Request) -> ProfileActivated:
     example={"new_name": "thorough"},
 )
 async def post_rename(request: web.Request) -> Settings:
-    """Rename a saved language model.
+    """Rename an LLM profile.
 
-    `title_llm_profile` goes with it where it names the model; all else stays as it is.
+    If `title_llm_profile` of the settings names the profile, it is changed, too.
     """
     name = _path_name(request)
     body = await read_json(request, RenameProfile)

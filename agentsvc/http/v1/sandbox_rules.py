@@ -1,4 +1,4 @@
-"""Handlers of a user's rules for idle sandboxes, and of removals that fail."""
+"""Handlers of a user's idle rules for sandboxes, and of failed removals."""
 
 from typing import Annotated, Final
 
@@ -20,56 +20,56 @@ type Seconds = Annotated[float, Meta(ge=0, le=10**9)]
 
 
 class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
-    """After how many seconds without use a user's sandboxes are paused, reclaimed, and so on.
+    """Idle rules of a user: seconds without use after which sandboxes are paused, stopped, ….
 
-    0 is never; null leaves it to the spec of the sandbox, and then to the server.
+    0 is never; null applies the rule of the sandbox's spec, or else that of the server.
     """
 
     pause_after_seconds: Seconds | None = None
-    """Seconds without use after which a sandbox is paused; 0: never, null: as spec and server say
-    """
+    """Seconds without use after which a sandbox is paused; 0: never, null: rule of the spec or
+    server"""
     reclaim_after_seconds: Seconds | None = None
-    """Seconds without use after which the memory of a paused sandbox is pushed out to swap, where
-    there is any; 0: never, null: as spec and server say"""
+    """Seconds without use after which the memory of a paused sandbox is moved to swap, if there is
+    swap; 0: never, null: rule of the spec or server"""
     hibernate_after_seconds: Seconds | None = None
-    """Seconds without use after which memory and processes of a paused sandbox are kept on disk, where
-    its backend can; 0: never, null: as spec and server say"""
+    """Seconds without use after which memory and processes of a paused sandbox are saved to disk,
+    if its backend supports it; 0: never, null: rule of the spec or server"""
     stop_after_seconds: Seconds | None = None
-    """Seconds without use after which a sandbox is stopped, and keeps its files only; 0: never,
-    null: as spec and server say"""
+    """Seconds without use after which a sandbox is stopped and keeps only its files; 0: never,
+    null: rule of the spec or server"""
     delete_after_seconds: Seconds | None = None
-    """Seconds without use after which a sandbox is deleted with its files; 0: never, null: as spec
-    and server say"""
+    """Seconds without use after which a sandbox is deleted with its files; 0: never, null: rule of
+    the spec or server"""
 
 
 class RemovalView(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that could not be removed so far; `user_id` is null for what no record knows."""
+    """A failed removal of a sandbox; `user_id` is null for an orphan, which no record knows."""
 
     sandbox_id: str
     """Id of the sandbox"""
     user_id: str | None
-    """Whose sandbox it was; null for what no record knows"""
+    """Id of the user who owned the sandbox; null for an orphan"""
     sandbox_spec_id: str | None
-    """Spec of the sandbox; null for what no record knows"""
+    """Spec of the sandbox; null for an orphan"""
     backend: str
-    """Name of the backend that is to remove it"""
+    """Name of the backend of the sandbox"""
     reason: str
-    """What the backend said when it last failed, for people"""
+    """Error of the backend at the last attempt, for people"""
     tries: int
-    """Number of tries so far"""
+    """Number of attempts so far"""
     next_try_at: Time | None
-    """When it is tried next, in UTC; null: as soon as the backend answers"""
+    """Time of the next attempt, in UTC; null: as soon as the backend is available"""
 
 
 class Removals(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be removed so far, the oldest first."""
+    """Failed removals of sandboxes."""
 
     items: list[RemovalView]
     """The removals, oldest first"""
 
 
 class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How many to list."""
+    """Query of the failed removals."""
 
     limit: Limit = PAGE_MAX
 
@@ -79,9 +79,9 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET", RULES)
 async def get_rules(request: web.Request) -> SandboxRules:
-    """Get the user's rules for idle sandboxes.
+    """Get your idle rules for sandboxes.
 
-    Null leaves a rule to the spec of the sandbox, and then to the server.
+    For a rule that is null, the rule of the sandbox's spec applies, or else that of the server.
     """
     settings = await request.app[SETTINGS].get(user_of(request))
     return copy_to(SandboxRules, settings.sandbox_idle)
@@ -89,10 +89,10 @@ async def get_rules(request: web.Request) -> SandboxRules:
 
 @ROUTES.add("PUT", RULES, errors=(NotFound,), example={"pause_after_seconds": 1800})
 async def put_rules(request: web.Request, body: SandboxRules) -> SandboxRules:
-    """Set the user's rules for idle sandboxes.
+    """Set your idle rules for sandboxes.
 
-    All are set: one that is left out, or null, is left to the spec of the sandbox, and then
-    to the server. They count for all sandboxes of the user from now on.
+    Replaces all rules. For a rule that is null or left out, the rule of the sandbox's spec applies,
+    or else that of the server. The rules apply to all sandboxes of the user from now on.
     """
     rules = copy_to(IdleRules, body)
     settings = await request.app[SETTINGS].change(
@@ -103,10 +103,10 @@ async def put_rules(request: web.Request, body: SandboxRules) -> SandboxRules:
 
 @ROUTES.add("GET", REMOVALS, scope=Scope.ADMIN_READ, example={"limit": 10})
 async def get_removals(request: web.Request, query: RemovalQuery) -> Removals:
-    """List what could not be removed so far, and why.
+    """List failed removals of sandboxes.
 
-    Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
-    tried again by itself.
+    Sandboxes that the backend could not remove yet, with its last error, oldest first. Each removal
+    is retried automatically.
     """
     items = [
         copy_to(RemovalView, it, sandbox_spec_id=it.spec_id, next_try_at=stored_or_none(it.due_at))

@@ -1,4 +1,4 @@
-"""Sandboxes and sandbox specs: their types on the wire, and handlers."""
+"""Sandboxes and sandbox specs: wire structs and handlers."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -73,134 +73,135 @@ _DEFAULT_WORKING_DIR: Final = "/workspace/project"
 
 
 class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a client reaches one port of a sandbox."""
+    """URL of one port of a sandbox."""
 
     name: str
-    """What is there: `AGENT_SERVER`, `VSCODE`, `WORKER_1`, …"""
+    """Name of the port: `AGENT_SERVER`, `VSCODE`, `WORKER_1`, …"""
     url: str
-    """Where a client reaches it, through this server"""
+    """URL of the port, proxied by this server"""
     port: int
-    """Port it listens on inside the sandbox"""
+    """Port number inside the sandbox"""
 
 
 class UsageView(Usage, frozen=True, kw_only=True):
-    """What a sandbox used at a moment; null is not known.
+    """Resource usage of a sandbox at one time; unknown values are null.
 
-    `cpu_seconds` counts from when its command was last started.
+    `cpu_seconds` counts from the last start of its command.
     """
 
     measured_at: Time
-    """When that was measured, in UTC"""
+    """Time of the measurement, in UTC"""
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """SandboxInfo; `status_detail` says why a sandbox is as it is, `status_cause` to programs.
+    """SandboxInfo: a sandbox. `status_detail` explains its status, `status_cause` to programs.
 
-    `isolation` is what is in force, null until it is known; `enforced_limits` names the limits of
-    its spec that are; `paused_as` says what a paused one still has. `usage` is what it was last
-    seen to use, null where its backend does not know or has not been asked yet.
+    `isolation` and `enforced_limits` are what the backend enforces; `paused_as` is what a paused
+    sandbox keeps. `usage` is the last measurement, null if the backend does not measure or there is
+    no measurement yet.
     """
 
     id: str
-    """Id of the sandbox; that of the conversation it was made for, 32 hex digits, or another text
-    """
+    """Id of the sandbox: that of the conversation it was created for, 32 hex digits, or another
+    string"""
     created_by_user_id: str | None
-    """Always null: one sees only sandboxes of one's own"""
+    """Always null: users see only their own sandboxes"""
     sandbox_spec_id: str
-    """Spec it was made by"""
+    """Id of the spec of the sandbox"""
     status: SandboxStatus
-    """What it does"""
+    """Status of the sandbox"""
     session_api_key: ShownSecret | None
-    """Key of what runs in it, sent as `X-Session-API-Key`; it counts while the sandbox runs, and a
-    resume may bring a new one. Null if it has failed or is gone"""
+    """Key for the ports of the sandbox, sent as `X-Session-API-Key`. It is valid while the sandbox
+    is running and may change when it is resumed. Null if the sandbox has failed or is gone"""
     exposed_urls: list[ExposedUrl] | None
-    """Where its ports are reached; null unless it runs"""
+    """URLs of the ports; null unless the sandbox is running"""
     created_at: Time
     status_detail: str | None
-    """Why it is as it is, for people; null if there is nothing to say"""
+    """Explanation of the status, for people; null if there is none"""
     facts: dict[str, str]
-    """What its backend says of it, such as the name of a container, by name"""
+    """Details from the backend by name, such as the name of the container"""
     isolation: Isolation | None
-    """How far it is kept from everything else; null until that is known"""
+    """Isolation in force; null until it is known"""
     paused_as: PausedAs | None
-    """What it still has while it is paused; null if it is not"""
+    """What a paused sandbox keeps; null unless it is paused"""
     status_cause: Cause | None
-    """Why it has failed, for programs; null if it has not, or nobody knows"""
+    """Cause of a failure, for programs; null without a failure, or if the cause is unknown"""
     enforced_limits: list[str]
-    """Names of the limits of its spec that are in force"""
+    """Names of the limits of the spec that are in force"""
     client_id: str | None
-    """What the order called it; null if the order had no `client_id`"""
+    """`client_id` of the request that created the sandbox; null if it had none"""
     working_dir: str | None
-    """Directory its command works in, as it is called inside; null until it is known"""
+    """Working directory of the command, as a path inside the sandbox; null until it is known"""
     exit_code: int | None
-    """With what its command has ended; null while it runs, and after a signal"""
+    """Exit code of the command; null while it runs, and if a signal ended it"""
     usage: UsageView | None
-    """What it was last seen to use; null where its backend does not know or has not been asked yet
-    """
+    """Last measured resource usage; null if the backend does not measure or there is no measurement
+    yet"""
 
 
 class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """SandboxSpecInfo: what sandboxes are made by; the operator writes them."""
+    """SandboxSpecInfo: a template for sandboxes, configured by the operator."""
 
     id: str
-    """Id of the spec, which `sandbox_spec_id` takes"""
+    """Id of the spec; pass it as `sandbox_spec_id`"""
     command: list[str] | None
-    """Program and arguments that run in a sandbox; null: what the image or the backend says"""
+    """Program and arguments that run in a sandbox; null: the default of the image or the backend"""
     created_at: Time
     initial_env: dict[str, str]
     """Environment variables of a sandbox, by name"""
     working_dir: str
-    """Directory the command works in"""
+    """Working directory of the command"""
 
 
 class Ids(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of a batch get by opaque ids."""
+    """Query of a batch get by ids."""
 
     ids: Annotated[list[str], stated(maxItems=IDS_MAX)] = msgspec.field(name="id")
-    """At most 100 ids. Each is answered in its place, null for one that is unknown"""
+    """At most 100 ids. The response has one item per id in the same order, null for an unknown
+    id"""
 
 
 class RoomChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do where as many sandboxes run as may; left out, as the server is configured."""
+    """Query option for a start when the limit of running sandboxes is reached."""
 
     when_full: WhenFull | None = None
-    """What to do where as many sandboxes run as may; null or left out: as the server is configured
-    """
+    """What to do when the limit of running sandboxes is reached; null or left out: as the server is
+    configured"""
 
 
 class SpecChoice(RoomChoice, frozen=True, kw_only=True):
-    """Which spec a new sandbox follows, and what to do where there is no room for it.
+    """The spec of a new sandbox, and what to do when the limit of running sandboxes is reached.
 
-    The same in the query and in the body.
+    The query and the body have the same fields.
     """
 
     sandbox_spec_id: str | None = None
-    """Spec of the new sandbox, as `sandbox-specs/search` lists them; null or left out: the user's
-    default, else the first one"""
+    """Id of the spec from `sandbox-specs/search`; null or left out: the user's default spec,
+    otherwise the first spec"""
 
 
 class SandboxOrder(SpecChoice, frozen=True, kw_only=True):
-    """What a new sandbox is to be.
+    """Request for a new sandbox.
 
-    With a `client_id` the same order twice gives one sandbox, whose environment has `env` besides
-    what its spec says. That is for servers that keep sandboxes here.
+    `client_id` and `env` are for servers that run their sandboxes here: repeated requests with the
+    same `client_id` return the same sandbox, and `env` extends the environment of its spec.
     """
 
     client_id: ClientId | None = None
-    """What the caller calls the sandbox: an order with the same one gives the sandbox there is.
-    Null: every order makes a new one"""
+    """Id that the client chose for the sandbox: a repeated request with it returns the existing
+    sandbox. Null: every request creates a new sandbox"""
     env: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
-    """Environment variables by name, beside those of the spec; only together with a `client_id`"""
+    """Environment variables by name, in addition to those of the spec; requires a `client_id`"""
     resource_factor: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """How many times the limits of the spec the sandbox gets, as far as the server allows; null:
-    what the user's settings say, else once"""
+    """Factor for the limits of the spec, capped by the server; null: the factor of the user's
+    settings, otherwise 1"""
 
 
 class SandboxChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The sandbox to delete, where the query names it."""
+    """Query of the deletion of a sandbox."""
 
     sandbox_id: str | None = None
-    """Id of the sandbox; it wins over the one in the path. Left out: the one in the path"""
+    """Id of the sandbox; overrides the id in the path. Left out: the id in the path"""
 
 
 class SecretName(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,24 +210,24 @@ class SecretName(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the secret"""
     description: str | None
-    """What it is for; null if that was not said"""
+    """Description of the secret; null if it has none"""
 
 
 class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
-    """The secrets a sandbox may ask for."""
+    """The secrets that a sandbox may read."""
 
     secrets: list[SecretName]
     """The secrets, without their values"""
 
 
 def sized(spec: Spec, order: SandboxOrder) -> Spec:
-    """Return the spec in the size that is asked for, if one is."""
+    """Return the spec with the resource factor of the order, if it has one."""
     factor = order.resource_factor
     return spec if factor is None else msgspec.structs.replace(spec, resource_factor=factor)
 
 
 def to_client_order(order: SandboxOrder) -> ClientOrder | None:
-    """Return what a server that keeps a sandbox here says of it; raises BadRequest for half of it."""
+    """Return the client's id and environment; raises BadRequest for `env` without `client_id`."""
     if order.client_id is None:
         if order.env:
             raise BadRequest("`env` needs a `client_id`")
@@ -246,7 +247,7 @@ def check_ids(ids: Sequence[str]) -> Sequence[str]:
 def from_sandbox(
     sandbox: Sandbox, links: Links, measured: UsageSample | None = None
 ) -> SandboxInfo:
-    """Return a sandbox as clients see it; its URLs are shown only while it runs."""
+    """Convert a sandbox to its wire struct, with URLs only while it is running."""
     is_running = sandbox.status is SandboxStatus.RUNNING
     is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
     return view_of(
@@ -265,7 +266,7 @@ def from_sandbox(
 
 
 def from_measured(measured: UsageSample) -> UsageView:
-    """Return a measurement as clients see it."""
+    """Convert a measurement to its wire struct."""
     return copy_to(UsageView, measured.usage, measured_at=to_stored(measured.at))
 
 
@@ -282,7 +283,7 @@ def _expose(sandbox: Sandbox, links: Links) -> list[ExposedUrl]:
 
 def _url_of(sandbox: Sandbox, name: str, links: Links) -> str:
     if name == AGENT_PORT:
-        # The SDK's cloud workspace refuses an agent server whose address has a path.
+        # The SDK's cloud workspace rejects an agent server URL with a path.
         return links.agent_at_root(sandbox.id)
     if name == EDITOR_PORT:
         return links.editor(sandbox, sandbox.working_dir) or links.editor_root(sandbox)
@@ -299,33 +300,33 @@ def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
-def _measured(request: web.Request, sandbox: Sandbox) -> SandboxInfo:
-    """Return a sandbox as clients see it, with what it was last seen to use."""
+def _with_usage(request: web.Request, sandbox: Sandbox) -> SandboxInfo:
+    """Convert a sandbox to its wire struct, with its last measured usage."""
     measured = request.app[SANDBOXES].meter.find(sandbox)
     return from_sandbox(sandbox, links_of(request), measured)
 
 
 @ROUTES.add("GET", f"{PREFIX}/search", example={"limit": 10})
 async def search_sandboxes(request: web.Request, query: PageQuery) -> Page[SandboxInfo]:
-    """List sandboxes, newest first.
+    """List your sandboxes, newest first.
 
-    Sandboxes of one's own, also failed ones.
+    Includes sandboxes that failed.
     """
     found, next_page_id = await request.app[SANDBOXES].search(
         user_of(request), page_id=query.page_id, limit=query.limit
     )
-    return Page(items=[_measured(request, one) for one in found], next_page_id=next_page_id)
+    return Page(items=[_with_usage(request, one) for one in found], next_page_id=next_page_id)
 
 
 @ROUTES.add("GET", PREFIX, errors=(BadRequest,), example={"id": [EXAMPLE_ID]})
 async def get_sandboxes(request: web.Request, query: Ids) -> list[SandboxInfo | None]:
     """Get sandboxes by id.
 
-    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    The response has one item per `id`, in the same order, null for an unknown id.
     """
     ids = check_ids(query.ids)
     found = await request.app[SANDBOXES].find_many(user_of(request), ids)
-    return [_measured(request, one) if one else None for one in found]
+    return [_with_usage(request, one) if one else None for one in found]
 
 
 @ROUTES.add(
@@ -340,9 +341,8 @@ async def post_sandbox(
 ) -> Sandbox:
     """Start a sandbox.
 
-    The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
-    out; what the query says wins over it. With a `client_id` the same order twice gives one
-    sandbox.
+    The sandbox is `STARTING`; poll it until it is `RUNNING` or `ERROR`. The body may be left out;
+    the query overrides it. Repeated requests with the same `client_id` return the same sandbox.
     """
     order = body or SandboxOrder()
     spec = request.app[SANDBOXES].get_spec(query.sandbox_spec_id or order.sandbox_spec_id)
@@ -363,18 +363,18 @@ async def post_sandbox(
 async def get_sandbox(request: web.Request, sandbox_id: str) -> SandboxInfo:
     """Get a sandbox.
 
-    As it was last seen, with what it uses.
+    With its last observed status and its last measured usage.
     """
     sandbox = await request.app[SANDBOXES].get(user_of(request), sandbox_id)
-    return _measured(request, sandbox)
+    return _with_usage(request, sandbox)
 
 
 @ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/usage", errors=(NotFound,))
 async def get_usage(request: web.Request, sandbox_id: str) -> list[UsageView]:
-    """Return what a sandbox has used lately.
+    """List recent measurements of a sandbox's resource usage.
 
-    What it used at each look since the server started, oldest first, up to 240 of them. One is
-    taken every `sandboxes.sweep_seconds`.
+    Up to 240 measurements since the server started, oldest first, one every
+    `sandboxes.sweep_seconds`.
     """
     sandboxes = request.app[SANDBOXES]
     sandbox = await sandboxes.get(user_of(request), sandbox_id)
@@ -385,8 +385,8 @@ async def get_usage(request: web.Request, sandbox_id: str) -> list[UsageView]:
 async def post_pause(request: web.Request, sandbox_id: str) -> Success:
     """Pause a sandbox.
 
-    It keeps what its backend can keep: its memory, or its files only (`paused_as`). Pausing a
-    paused one is fine. Conversations in it cannot be used until it is resumed.
+    Depending on its backend it keeps its memory, or only its files (`paused_as`). Pausing a paused
+    sandbox has no effect. Its conversations cannot be used until it is resumed.
     """
     await request.app[SANDBOXES].pause(user_of(request), sandbox_id)
     return SUCCESS
@@ -394,9 +394,9 @@ async def post_pause(request: web.Request, sandbox_id: str) -> Success:
 
 @ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/stop", errors=OF_SANDBOXES)
 async def post_stop(request: web.Request, sandbox_id: str) -> Success:
-    """Stop a sandbox: it keeps its files only, and is started again by resume.
+    """Stop a sandbox; it keeps only its files, and a resume starts it again.
 
-    A resume starts its command anew. Stopping a stopped one is fine.
+    A resume runs its command again. Stopping a stopped sandbox has no effect.
     """
     await request.app[SANDBOXES].stop(user_of(request), sandbox_id)
     return SUCCESS
@@ -407,7 +407,7 @@ async def post_resume(request: web.Request, sandbox_id: str, query: RoomChoice) 
     """Resume a sandbox.
 
     It is `STARTING` at first; read its session key and URLs again when it is `RUNNING`. Resuming a
-    running one is fine.
+    running sandbox has no effect.
     """
     conversations, when_full = request.app[CONVERSATIONS], query.when_full
     await conversations.resume(user_of(request), sandbox_id, when_full=when_full)
@@ -418,8 +418,8 @@ async def post_resume(request: web.Request, sandbox_id: str, query: RoomChoice) 
 async def delete_sandbox(request: web.Request, query: SandboxChoice) -> Success:
     """Delete a sandbox with all its files.
 
-    It is gone for its user at once; what held it is removed in the background. It cannot be undone.
-    A `sandbox_id` in the query wins over the path, for old clients.
+    The sandbox disappears from the API at once; its backend removes it in the background. This
+    cannot be undone. A `sandbox_id` in the query overrides the path, for old clients.
     """
     sandbox_id = query.sandbox_id or path_text(request, "sandbox_id")
     await request.app[SANDBOXES].delete(user_of(request), sandbox_id)
@@ -428,10 +428,10 @@ async def delete_sandbox(request: web.Request, query: SandboxChoice) -> Success:
 
 @ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/settings/secrets", scope=Scope.SANDBOX)
 async def get_secrets(request: web.Request) -> SecretNames:
-    """Name the secrets a sandbox may ask for.
+    """List the names of the secrets that a sandbox may read.
 
-    The secrets of its user, and tokens of git providers under names such as `github_token`. The
-    path has to name the sandbox whose key it is.
+    The secrets of its user, and git provider tokens under names such as `github_token`. The path
+    has to name the sandbox of the session key.
     """
     secrets = await request.app[CALLBACKS].sandbox_secrets(calling_sandbox(request))
     names = [SecretName(name=name, description=text) for name, (text, _) in secrets.items()]
@@ -448,7 +448,7 @@ async def get_secrets(request: web.Request) -> SecretNames:
 async def get_secret(request: web.Request) -> web.Response:
     """Get the value of a secret.
 
-    The value as plain text. The path has to name the sandbox whose key it is.
+    The response is the value as plain text. The path has to name the sandbox of the session key.
     """
     secrets = await request.app[CALLBACKS].sandbox_secrets(calling_sandbox(request))
     found = secrets.get(path_text(request, "secret_name"))
@@ -459,10 +459,9 @@ async def get_secret(request: web.Request) -> web.Response:
 
 @ROUTES.add("GET", "/api/v1/protection")
 async def get_protection(request: web.Request) -> list[Protection]:
-    """Say how sandboxes are held here, at the default backend first.
+    """Get the isolation of sandboxes per backend, default backend first.
 
-    One item for each backend, the default one first. Why a level is not higher, and what to do
-    about it, is told to administrators only.
+    Only administrators see why the isolation of a backend is not stronger, and how to improve it.
     """
     found = find_protections(request.app[BACKENDS], request.app[CONFIG].sandboxes)
     if request[PRINCIPAL].role is not Role.ADMIN:
@@ -472,9 +471,9 @@ async def get_protection(request: web.Request) -> list[Protection]:
 
 @ROUTES.add("GET", f"{SPECS_PREFIX}/search", example={"limit": 10})
 async def search_sandbox_specs(request: web.Request, query: PageQuery) -> Page[SandboxSpecInfo]:
-    """List sandbox specs, the default one first.
+    """List sandbox specs, default spec first.
 
-    As the operator has written them, the default one first.
+    The operator configures the specs.
     """
     return page_at(_specs(request), page_offset(query.page_id), query.limit)
 
@@ -483,7 +482,7 @@ async def search_sandbox_specs(request: web.Request, query: PageQuery) -> Page[S
 async def get_sandbox_specs(request: web.Request, query: Ids) -> list[SandboxSpecInfo | None]:
     """Get sandbox specs by id.
 
-    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    The response has one item per `id`, in the same order, null for an unknown id.
     """
     ids = check_ids(query.ids)
     known = {spec.id: spec for spec in _specs(request)}
@@ -505,7 +504,7 @@ def _specs(request: web.Request) -> list[SandboxSpecInfo]:
 
 
 def calling_sandbox(request: web.Request) -> Sandbox:
-    """Return the sandbox that calls; raises NotAllowed if the path names another one."""
+    """Return the sandbox of the session key; raises NotAllowed if the path names another one."""
     sandbox = request[SANDBOX]
     if request.match_info.get("sandbox_id", sandbox.id) != sandbox.id:
         raise NotAllowed("Session API key does not match sandbox")
@@ -513,17 +512,17 @@ def calling_sandbox(request: web.Request) -> Sandbox:
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """How many lines to return."""
+    """Query for the last lines of a log."""
 
     tail: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
-    """How many lines to return at most, the last ones"""
+    """Maximum number of lines, from the end of the log"""
 
 
 class SandboxLog(msgspec.Struct, frozen=True, kw_only=True):
-    """The last lines a sandbox wrote, oldest first; values of its secrets are stars."""
+    """The last lines of a sandbox's log, oldest first, with secrets masked."""
 
     lines: list[str]
-    """The lines, oldest first; values of secrets are shown as stars"""
+    """The lines, oldest first; values of secrets are replaced by stars"""
 
 
 @ROUTES.add(
@@ -533,10 +532,10 @@ class SandboxLog(msgspec.Struct, frozen=True, kw_only=True):
     example={"tail": 50},
 )
 async def get_logs(request: web.Request, sandbox_id: str, query: Tail) -> SandboxLog:
-    """Return the last lines a sandbox has written.
+    """Get the last lines of a sandbox's log.
 
-    What its command wrote to its output, and its backend about it. Values of its secrets are shown
-    as stars. Refused (409) where its backend keeps none.
+    The output of its command, and messages of its backend about it. Values of its secrets are
+    replaced by stars. Refused (409) if its backend keeps no logs.
     """
     sandboxes = request.app[SANDBOXES]
     sandbox = await sandboxes.get(user_of(request), sandbox_id)

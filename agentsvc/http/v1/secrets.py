@@ -1,4 +1,4 @@
-"""Handlers of a user's secrets and of the tokens of git providers; values are never returned."""
+"""Handlers of a user's secrets and git provider tokens; values are never returned."""
 
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -27,67 +27,67 @@ type Description = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class SecretQuery(PageQuery, frozen=True, kw_only=True):
-    """Which secrets are listed; `name__contains` is a part of the name."""
+    """Filters of secrets; `name__contains` matches a part of the name."""
 
     name_contains: str = msgspec.field(default="", name="name__contains")
-    """Part of the name, upper or lower case; empty: all secrets"""
+    """Part of the name, ignoring case; empty: all secrets"""
 
 
 class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """A secret to keep."""
+    """A secret to store."""
 
     name: VariableName
-    """Name of the environment variable that has the value in sandboxes; a secret of that name is
-    replaced"""
+    """Name of the secret and of its environment variable in sandboxes; replaces a secret of the
+    same name"""
     value: VariableValue
-    """The value; it is never returned by this operation or by the list of secrets"""
+    """Value of the secret; neither this operation nor the list of secrets returns it"""
     description: Description | None = None
-    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
+    """Description for the agent, at most 4096 characters. Null: no description"""
 
 
 class SecretChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A new name and description of a secret; its value stays."""
+    """A new name and description of a secret; its value does not change."""
 
     name: VariableName
-    """Name it gets; may be the one it has. Refused if another secret has it"""
+    """New name, which may be the present one. Refused if another secret has it"""
     description: Description | None = None
-    """What it is for, told to the agent; at most 4096 characters. Null or left out: cleared"""
+    """Description for the agent, at most 4096 characters. Null or left out: cleared"""
 
 
 class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A secret without its value."""
 
     name: str
-    """Name of the environment variable that has the value in sandboxes"""
+    """Name of the secret and of its environment variable in sandboxes"""
     description: str | None
-    """What it is for; null or empty where that was not said"""
+    """Description of the secret; null or empty if it has none"""
 
 
 class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens a user shall have, by provider; one that is empty stays as it is."""
+    """The git provider tokens of a user; an empty token keeps the stored one."""
 
     provider_tokens: ProviderTokens = {}
-    """Tokens by provider. They replace all that is stored: a provider that is not here is
-    forgotten, an empty token keeps the stored one"""
+    """Tokens by provider. They replace all stored tokens: the token of a provider that is missing
+    here is deleted, an empty token keeps the stored one"""
     mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
     """Tool servers to store with the tokens, by name; null or left out: unchanged"""
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """Confirmation of a change."""
 
     message: str
-    """What was done, in words"""
+    """Confirmation, for people"""
 
 
 class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was done, and the providers that could not be asked whether their token is good."""
+    """Confirmation, with the providers that could not validate their token."""
 
     message: str
-    """What was done, in words"""
+    """Confirmation, for people"""
     unchecked: list[Provider] | UnsetType = UNSET
-    """Providers that did not answer when their token was tried; the token is stored all the same.
-    Left out where all have answered"""
+    """Providers that were unavailable when their token was to be validated; their tokens are stored
+    nevertheless. Left out if all tokens were validated"""
 
 
 ROUTES: Final = Routes("/api/v1/secrets")
@@ -95,7 +95,7 @@ ROUTES: Final = Routes("/api/v1/secrets")
 
 @ROUTES.add("GET", "/search", example={"name__contains": "TOKEN", "limit": 10})
 async def search_secrets(request: web.Request, query: SecretQuery) -> Page[SecretInfo]:
-    """List your secrets by name.
+    """List your secrets.
 
     Sorted by name, without their values.
     """
@@ -115,10 +115,10 @@ async def search_secrets(request: web.Request, query: SecretQuery) -> Page[Secre
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
 async def post_secret(request: web.Request, body: NewSecret) -> Edited:
-    """Keep a secret.
+    """Store a secret.
 
-    One of the same name is replaced. Conversations that are started from now on have it; a name
-    that cannot be an environment variable is refused.
+    Replaces a secret of the same name. Conversations that are started from now on have the secret.
+    A name that is not valid for an environment variable is refused.
     """
     await request.app[SECRETS].set_custom_secret(
         user_of(request), body.name, Secret(body.value), body.description
@@ -130,14 +130,14 @@ async def post_secret(request: web.Request, body: NewSecret) -> Edited:
     "POST", "/git-providers", example={"provider_tokens": {"github": {"token": "an access token"}}}
 )
 async def post_git_providers(request: web.Request, body: GitProviders) -> GitProvidersStored:
-    """Keep tokens of git providers.
+    """Store your git provider tokens.
 
-    The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
-    tried at its provider first, and refused (401) if it is not good there.
+    Replaces all tokens: the token of a provider that is missing in the request is deleted. Each
+    token is validated at its provider first, and refused (401) if the provider rejects it.
     """
     user_id = user_of(request)
     patch, tokens = _changes(body)
-    if patch is not None:  # one that is refused leaves the tokens as they are
+    if patch is not None:  # an invalid patch must not change the tokens
         merge(await request.app[SETTINGS].get(user_id), patch)
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
     if patch is not None:
@@ -147,9 +147,9 @@ async def post_git_providers(request: web.Request, body: GitProviders) -> GitPro
 
 @ROUTES.add("DELETE", "/git-providers")
 async def delete_git_providers(request: web.Request) -> Edited:
-    """Forget all tokens of git providers.
+    """Delete all your git provider tokens.
 
-    What asks for them from now on does not get them, running conversations included.
+    Running conversations cannot read them any more, either.
     """
     await request.app[SECRETS].delete_provider_tokens(user_of(request))
     return Edited(message="Unset Git provider tokens")
@@ -162,9 +162,9 @@ async def delete_git_providers(request: web.Request) -> Edited:
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
 async def put_secret(request: web.Request, secret_id: str, body: SecretChange) -> Edited:
-    """Rename or describe a secret.
+    """Change the name and description of a secret.
 
-    Its value stays. Without a description it has an empty one.
+    Its value does not change. Without a description in the request it is cleared.
     """
     user_id, description = user_of(request), body.description or ""
     try:
@@ -176,9 +176,9 @@ async def put_secret(request: web.Request, secret_id: str, body: SecretChange) -
 
 @ROUTES.add("DELETE", "/{secret_id}")
 async def delete_secret(request: web.Request, secret_id: str) -> Edited:
-    """Forget a secret.
+    """Delete a secret.
 
-    What asks for it from now on does not get it, running conversations included.
+    Running conversations cannot read it any more, either.
     """
     if not await request.app[SECRETS].delete_custom_secret(user_of(request), secret_id):
         raise NotFound(f"Secret with ID {secret_id} not found")
@@ -186,7 +186,7 @@ async def delete_secret(request: web.Request, secret_id: str) -> Edited:
 
 
 def _changes(body: GitProviders) -> tuple[SettingsPatch | None, dict[Provider, ProviderTokenPatch]]:
-    """Return the changes to the tool servers and the tokens; raises InvalidRequest."""
+    """Parse the changes to the tool servers and the tokens; raises InvalidRequest."""
     problems = Problems()
     patch: SettingsPatch | None = None
     tokens: dict[Provider, ProviderTokenPatch] = {}

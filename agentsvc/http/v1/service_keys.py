@@ -1,4 +1,4 @@
-"""The handler of services that act for users: they get keys of users with a key of their own."""
+"""Handler by which services that act for users get keys of these users, with a service key."""
 
 from typing import Annotated, Final
 from uuid import UUID
@@ -12,23 +12,23 @@ from agentsvc.http.routes import SERVICE_HEADER, Routes, Scope
 
 
 class ServiceKeyOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Which key of the user is wanted."""
+    """Request for a user's key."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
-    """What the key is called, at most 100 characters"""
+    """Name of the key, at most 100 characters"""
 
 
 class ServiceKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A key of the user, for the service."""
+    """A user's key for the service."""
 
     key: ShownSecret
-    """The key itself, of the scope `run`"""
+    """The key itself; it has the scope `run`"""
     user_id: str
     """Id of the user, with dashes"""
     org_id: str
-    """Id of the user's organization, which is that of the user"""
+    """Id of the user's organization, equal to the id of the user"""
     name: str
-    """What the key is called"""
+    """Name of the key"""
 
 
 ROUTES: Final = Routes("/api/service/users")
@@ -46,10 +46,11 @@ ROUTES: Final = Routes("/api/service/users")
 async def post_key(
     request: web.Request, user_id: str, org_id: str, body: ServiceKeyOrder
 ) -> ServiceKeyInfo:
-    """Return a key of a user, for a service that acts for users.
+    """Get a user's key, for a service that acts for users.
 
-    The same key each time, until the user revokes it; then another one. It ends with the service's own
-    key, which is one of the scope `service` in `X-Service-API-Key`.
+    Returns the same key each time until the user revokes it, then a new one. The service
+    authenticates with a key of the scope `service` in `X-Service-API-Key`; when that key is revoked
+    or expires, the user's key becomes invalid, too.
     """
     if org_id != user_id:
         raise NotAllowed("The user is not a member of this organization")

@@ -1,4 +1,4 @@
-"""Settings in both shapes, their mapping to and from the core's one record, and handlers."""
+"""Settings in nested and flat form: wire structs, conversion from and to the record, handlers."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
@@ -63,30 +63,29 @@ _NEVER: Final = stated(**{"not": {}})
 
 
 class SettingsBody(SentSettings, frozen=True, kw_only=True):
-    """What a client stores: parts of the nested settings, and fields under flat names.
+    """Changes to settings: diffs of the nested objects, and fields in the flat form of V0.
 
-    It is merged with what is stored: what is not sent stays. Null puts a field back to its default,
-    but leaves `llm_model`, `llm_base_url` and the three keys alone, since clients send back what
-    they read; an empty text puts any text back, these included. Where a value is sent in both
-    forms, the nested one counts. The whole nested objects are refused, and so is a new `agent`,
-    `security_analyzer` or `llm_base_url` that can never work.
+    They are merged with the stored settings: fields that are left out stay unchanged. Null resets a
+    field to its default, except for `llm_model`, `llm_base_url` and the three keys, which null does
+    not change because clients send back what they read; an empty string resets any string field. If
+    a value is sent in both forms, the nested one wins. Whole nested objects are refused, and so is
+    a new `agent`, `security_analyzer` or `llm_base_url` that can never work.
     """
 
     agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
-    """What to change of `agent_settings`: objects are merged deeply, `mcp_config` is replaced as a
-    whole, null puts a field back to its default"""
+    """Changes to `agent_settings`: objects are merged deeply, `mcp_config` is replaced as a whole,
+    null resets a field to its default"""
     conversation_settings_diff: Annotated[dict[str, Any], shown_as(ConversationBody)] | None = None
-    """What to change of `conversation_settings`; null puts a field back to its default"""
+    """Changes to `conversation_settings`; null resets a field to its default"""
     agent_settings: Annotated[Any, _NEVER] = UNSET
     """Refused (422): use `agent_settings_diff`"""
     conversation_settings: Annotated[Any, _NEVER] = UNSET
     """Refused (422): use `conversation_settings_diff`"""
     secrets_store: SecretsStoreBody | None = None
-    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
-    """
+    """Secrets and provider tokens to store. Others stay unchanged; null or left out: unchanged"""
     mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
-    """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
-    null: none, left out: unchanged"""
+    """Tool servers by name. They replace all stored ones; a masked value (stars) keeps the stored
+    secret. Null: no tool servers, left out: unchanged"""
     user_version: UserVersion | UnsetType | None = UNSET
     git_full_clone: bool | UnsetType | None = UNSET
     disabled_skills: Skills | UnsetType | None = UNSET
@@ -96,33 +95,34 @@ class SettingsBody(SentSettings, frozen=True, kw_only=True):
 
 
 type Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]
-"""A list of what there is none of here."""
+"""An always empty list, for a feature that this server does not have."""
 
 
 class ConversationSettingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """How conversations run."""
+    """Settings of conversations."""
 
     schema_version: int
     """Always 1"""
     max_iterations: int
-    """Steps of the agent after which a run ends"""
+    """Maximum number of agent steps in a run"""
     confirmation_mode: bool
     """Whether the agent asks before it acts"""
     security_analyzer: Literal["llm", "none"] | None
-    """What rates the risk of an action; null if none of these is set"""
+    """Security analyzer, which rates the risk of an action; null if neither of these is set"""
 
 
 class ProfilesView(msgspec.Struct, frozen=True, kw_only=True):
-    """The saved language models by name, and the one in use."""
+    """The LLM profiles by name, and the active one."""
 
     profiles: dict[str, dict[str, Any]]
-    """The saved models by name, each as `LlmBody` describes it, keys as stars"""
+    """The profiles by name, each in the form of `LlmBody`, with masked keys"""
     active: str | None
-    """The one activated last, if the settings still are as it says; else null"""
+    """Name of the profile that was activated last; null if there is none, or if the settings differ
+    from it by now"""
 
 
 class RecordView(ShownFields, frozen=True, kw_only=True):
-    """Settings in both shapes; null means not set."""
+    """Settings in nested and flat form; null means not set."""
 
     user_version: int | None
     llm_api_key: ShownSecret | None
@@ -134,14 +134,14 @@ class RecordView(ShownFields, frozen=True, kw_only=True):
     default_sandbox_spec_id: str | None
     title_llm_profile: str | None
     agent_settings: dict[str, Any]
-    """The agent as `AgentBody` describes it, every field spelled out; secrets are null unless they
-    were asked for"""
+    """The agent in the form of `AgentBody`, with all fields; secrets are null unless
+    `expose_secrets` is set"""
     conversation_settings: ConversationSettingsView
-    """How conversations run"""
+    """Settings of conversations"""
     llm_profiles: ProfilesView
-    """The saved models"""
+    """The LLM profiles"""
     active_agent_profile_id: str | None
-    """Always null: there are no saved agents"""
+    """Always null: there are no agent profiles"""
     active_agent_profile_revision: int | None
     """Always null"""
     registered_marketplaces: Nothing
@@ -151,7 +151,7 @@ class RecordView(ShownFields, frozen=True, kw_only=True):
 
 
 class SettingsView(RecordView, frozen=True, kw_only=True):
-    """Settings as they are read; secrets are never shown, only whether they are set."""
+    """Settings; instead of secrets they show only whether a secret is set."""
 
     provider_tokens_set: dict[str, str | None]
     llm_api_key_set: bool
@@ -159,40 +159,40 @@ class SettingsView(RecordView, frozen=True, kw_only=True):
 
 
 class UserView(RecordView, frozen=True, kw_only=True):
-    """A user with the settings."""
+    """A user and their settings."""
 
     id: str
     """Id of the user, with dashes"""
     org_id: str
-    """Id of the user's organization, which is that of the user: each is an organization of one"""
+    """Id of the user's organization, equal to the id of the user: each is an organization of one"""
     org_name: str
     """Name of the user"""
     role: Role
-    """What the user may do"""
+    """Role of the user"""
     permissions: list[str]
-    """What the published automation service lets the user do: `view_automations`, and
-    `manage_automations` where user and key may change anything"""
+    """Permissions for the published automation service: `view_automations`, and
+    `manage_automations` if the role of the user and the scope of the key permit changes"""
 
 
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer once settings are stored."""
+    """Confirmation that settings were stored."""
 
     message: str = "Settings stored"
-    """What was done, in words"""
+    """Confirmation, for people"""
 
 
 class Expose(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of /users/me."""
+    """Query of /users/me."""
 
     expose_secrets: bool = False
-    """Whether keys and secrets are shown. Needs, beside the user's key, the key of a running
-    sandbox of the user in `X-Session-API-Key`"""
+    """Whether to show keys and secrets. Requires, in addition to the user's key, the session key of
+    a running sandbox of the user in `X-Session-API-Key`"""
 
 
 def to_change(body: SettingsBody) -> Callable[[Settings], Settings]:
-    """Return the change a body asks for; raises InvalidRequest for what is wrong in it.
+    """Return a function that applies the changes; raises InvalidRequest for an invalid body.
 
-    The change, when it is made, raises BadRequest for nested values that do not fit.
+    The returned function raises BadRequest for invalid nested values.
     """
     _refuse_whole(body)
     for name in ("agent_settings_diff", "conversation_settings_diff", "mcp_config"):
@@ -218,7 +218,7 @@ def to_change(body: SettingsBody) -> Callable[[Settings], Settings]:
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
-    """Return the settings as they are read; instead of secrets, whether they are set."""
+    """Return the response with the settings; instead of secrets, whether they are set."""
     return {
         **_record(settings, is_revealed=False),
         "provider_tokens_set": provider_hosts,
@@ -228,7 +228,7 @@ def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> 
 
 
 def from_user(user: Principal, settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
-    """Return a user with the settings, secrets only if they are to be seen."""
+    """Return a user with their settings, and with secrets only if `is_revealed`."""
     return {
         "id": dashed(user.user_id),
         "org_id": dashed(user.user_id),
@@ -249,7 +249,7 @@ def _refuse_whole(body: SettingsBody) -> None:
 
 
 def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
-    """Return the record in both shapes."""
+    """Return the settings in nested and flat form."""
     flat = show_settings(settings)
     if is_revealed:
         secrets = {name: getattr(settings, name) for name in SECRET_FIELDS}
@@ -281,10 +281,10 @@ ROUTES: Final = Routes("/api/v1/settings")
 
 @ROUTES.add("GET", "", SettingsView, errors=(NotFound,))
 async def get_settings(request: web.Request) -> web.Response:
-    """Return settings.
+    """Get your settings.
 
-    Settings in both shapes: nested as V1 has them, and flat as V0 had. Not found (404) before they
-    are saved for the first time. Secrets are never shown.
+    In the nested form of V1 and the flat form of V0. Not found (404) before they are saved for the
+    first time. Secrets are never shown.
     """
     user_id = user_of(request)
     settings = await request.app[SETTINGS].find(user_id)
@@ -301,11 +301,12 @@ async def get_settings(request: web.Request) -> web.Response:
     example={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}},
 )
 async def post_settings(request: web.Request, body: SettingsBody) -> SettingsStored:
-    """Change settings: they are merged with what is stored.
+    """Change your settings.
 
-    It merges: what is not sent stays. Null puts a field back to its default, but leaves
-    `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears. Where a value
-    is sent in both forms, the nested one counts. A nested value that does not fit is a 400.
+    The changes are merged with the stored settings: fields that are left out stay unchanged. Null
+    resets a field to its default, except for `llm_model`, `llm_base_url` and the three keys, which
+    only an empty string clears. If a value is sent in both forms, the nested one wins. An invalid
+    nested value is a 400.
     """
     change, secrets = to_change(body), to_secrets_patch(body.secrets_store)
     await request.app[SETTINGS].change(
@@ -316,9 +317,9 @@ async def post_settings(request: web.Request, body: SettingsBody) -> SettingsSto
 
 @ROUTES.add("POST", "/test-model")
 async def post_test_model(request: web.Request) -> Checked:
-    """Ask the stored language model once, and tell whether it answers.
+    """Test the language model of your settings with one request.
 
-    It costs a few tokens. The answer is 200 also where the model does not answer: `outcome` tells.
+    The request costs a few tokens. The response is 200 even if the model fails: see `outcome`.
     """
     settings = await request.app[SETTINGS].find(user_of(request)) or Settings()
     config, hosts = request.app[CONFIG], request.app[MODEL_HOSTS]
@@ -327,19 +328,19 @@ async def post_test_model(request: web.Request) -> Checked:
 
 @ROUTES.add("GET", "/agent-schema")
 async def get_agent_schema(_request: web.Request) -> Schema:
-    """Describe the settings of the agent, for pages that show them.
+    """Get the schema of the agent settings, for user interfaces.
 
-    Sections and fields of `agent_settings`, with labels, types, defaults and choices, from which a
-    page can be made.
+    Sections and fields of `agent_settings` with labels, types, defaults and choices, from which a
+    settings page can be generated.
     """
     return AGENT_SCHEMA
 
 
 @ROUTES.add("GET", "/conversation-schema")
 async def get_conversation_schema(_request: web.Request) -> Schema:
-    """Describe the settings of conversations, for pages that show them.
+    """Get the schema of the conversation settings, for user interfaces.
 
-    Sections and fields of `conversation_settings`, with labels, types, defaults and choices, from
-    which a page can be made.
+    Sections and fields of `conversation_settings` with labels, types, defaults and choices, from
+    which a settings page can be generated.
     """
     return CONVERSATION_SCHEMA

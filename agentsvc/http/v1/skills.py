@@ -1,4 +1,4 @@
-"""Handlers of a user's skills, and of another model for a running conversation."""
+"""Handlers of a user's skills, and of changes to the model of a running conversation."""
 
 from typing import Annotated, Final
 
@@ -17,26 +17,26 @@ class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the skill"""
     type: str
-    """`repo` is always told to the agent, `knowledge` when one of its triggers is said,
-    `agentskills` when the agent asks for it"""
+    """When the agent gets the skill: `repo` always, `knowledge` if a message has one of its
+    triggers, `agentskills` when the agent loads it"""
     source: str
-    """Where the skill comes from"""
+    """Source of the skill"""
     triggers: list[str] | None
-    """Words in a message that call for the skill; null if none do"""
+    """Words in a message that trigger the skill; null if it has no triggers"""
 
 
 class SwitchProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The saved language model a conversation goes on with."""
+    """The LLM profile to switch a conversation to."""
 
     profile_name: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-    """Name of the saved model, as `/api/v1/settings/profiles` lists it"""
+    """Name of the LLM profile, as listed by `/api/v1/settings/profiles`"""
 
 
 class SwitchAcpModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model another agent goes on with."""
+    """The model to switch an ACP agent to."""
 
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-    """Name that the agent has for the model"""
+    """The agent's name of the model"""
 
 
 ROUTES: Final = Routes()
@@ -46,10 +46,10 @@ ROUTES: Final = Routes()
     "GET", "/api/v1/skills/search", errors=(AgentRefused, AgentUnavailable), example={"limit": 10}
 )
 async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInfo]:
-    """List the skills that belong to no project, as a running sandbox sees them.
+    """List your skills that belong to no project, as seen in a running sandbox.
 
-    Sorted by name. An agent server has to tell, so there are none while no sandbox of the user
-    runs.
+    Sorted by name. They are read from an agent server, so the list is empty unless a sandbox of the
+    user is running.
     """
     skills = await request.app[LIVE_SETTINGS].user_skills(user_of(request))
     shown = [
@@ -68,10 +68,9 @@ async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInf
 async def post_switch_profile(
     request: web.Request, conversation_id: str, body: SwitchProfile
 ) -> Success:
-    """Let a conversation go on with a saved language model.
+    """Switch a conversation to an LLM profile.
 
-    From its next step on. The settings stay as they are. Refused (409) while the sandbox does not
-    run.
+    From its next step on. The settings do not change. Refused (409) unless the sandbox is running.
     """
     live, user_id = request.app[LIVE_SETTINGS], user_of(request)
     await live.switch_profile(user_id, conversation_id, body.profile_name)
@@ -87,10 +86,10 @@ async def post_switch_profile(
 async def post_switch_acp_model(
     request: web.Request, conversation_id: str, body: SwitchAcpModel
 ) -> Success:
-    """Let another agent go on with another of its models.
+    """Switch an ACP agent to another of its models.
 
-    For a conversation whose agent is of the kind `acp`, from its next turn on. Refused (409) while
-    the sandbox does not run.
+    For a conversation with the `agent_kind` `acp`, from its next turn on. Refused (409) unless the
+    sandbox is running.
     """
     live, user_id = request.app[LIVE_SETTINGS], user_of(request)
     await live.switch_acp_model(user_id, conversation_id, body.model)

@@ -1,4 +1,4 @@
-"""The start of a conversation: the request, its echo and the task, and handlers of start tasks."""
+"""Start of a conversation: wire structs of the request and the start task, and handlers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -48,7 +48,7 @@ GIT_NAMES: Final = {
     "branch": "selected_branch",
     "provider": "git_provider",
 }
-"""How clients call what the core has under shorter names."""
+"""JSON names of fields that have shorter names in the domain."""
 
 type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
@@ -67,7 +67,7 @@ def _refuse_profile(
 ) -> None:
     if given:
         raise InvalidRequest(
-            "There is no such agent profile, and no other one here: leave `agent_profile_id` out",
+            "This server has no agent profiles: leave `agent_profile_id` out",
             loc=loc,
             kind="enum",
         )
@@ -80,14 +80,14 @@ type SecretValue = Annotated[SentSecret, msgspec.Meta(max_length=65536)]
 
 
 class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
-    """A piece of work found at a git provider."""
+    """A suggested task from a git provider."""
 
     provider: Provider
-    """Where it was found"""
+    """Git provider of the task"""
     task_type: TaskType
-    """What there is to do"""
+    """Type of the task"""
     repo: Name
-    """The repository it is in, as `owner/name`"""
+    """Repository of the task, as `owner/name`"""
     issue_number: Int64
     """Number of the issue or pull request"""
     title: LongText
@@ -95,187 +95,183 @@ class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NA
 
 
 class PluginBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A plugin the agent server loads."""
+    """A plugin for the agent server to load."""
 
     source: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
-    """Where the plugin is: a git URL, `github:owner/name`, or a path in the sandbox; 1 to 2048
+    """Source of the plugin: a git URL, `github:owner/name`, or a path in the sandbox; 1 to 2048
     characters"""
     ref: Name | None = None
-    """Commit, branch or tag of it; null: the default branch"""
+    """Commit, branch or tag of the plugin; null: the default branch"""
     repo_path: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
     """Directory of the plugin in its repository; null: the root"""
     parameters: dict[str, Any] | None = None
-    """Kept and shown only; null: none"""
+    """Stored and returned, without effect; null: none"""
 
 
 class StartBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
-    """What POST /app-conversations reads; `processors` is read and has no effect.
-
-    `when_full` says what to do where as many sandboxes run as may: reject, queue or pause_idle;
-    left out, it is as the server is configured. The workspace begins with the files of the archive
-    that `archive_id` names. There are no agent profiles to name in `agent_profile_id`.
-    """
+    """Request to start a conversation; all fields are optional."""
 
     sandbox_id: Name | None = None
-    """Sandbox to put the conversation in; a paused one is resumed. Null: as
-    `sandbox_grouping_strategy` says, a new one by default"""
+    """Sandbox for the conversation; a paused sandbox is resumed. Null: chosen by
+    `sandbox_grouping_strategy`, by default a new one"""
     conversation_id: UUID | None = None
-    """Id to give the conversation, with or without dashes; null: a random one. With an id that is
-    taken, the same request answers with its task, and another one is refused (409)"""
+    """Id for the conversation, with or without dashes; null: a random id. If the id is taken, the
+    same request returns the existing task, and a different request is refused (409)"""
     initial_message: MessageBody | None = None
-    """What the user says first, which starts the agent; null: the agent waits for a message. Not
-    together with `suggested_task`; with that, or with `trigger`, an empty message counts as null"""
+    """First message of the user, which starts the agent; null: the agent waits for a message. Not
+    allowed together with `suggested_task`; with that, or with `trigger`, an empty message counts as
+    null"""
     system_message_suffix: LongText | None = None
-    """Text behind the system prompt of the agent, at most 200,000 characters; null: none"""
+    """Text appended to the agent's system prompt, at most 200,000 characters; null: none"""
     processors: list[dict[str, Any]] | None = None
-    """Read, and without effect; null: none"""
+    """Accepted without effect; null: none"""
     llm_model: Name | None = None
-    """Provider and name of the model; null: the one of the settings"""
+    """Provider and name of the model; null: the model of the settings"""
     agent_profile_id: NoProfile | None = None
-    """Saved agent to start with; there are none, so it is null, empty or left out"""
+    """Agent profile; there are no agent profiles, so it has to be null, empty or left out"""
     repository: git.SentRepository | None = None
     """Repository to clone into the workspace: `owner/name`, or a URL; null: an empty workspace"""
     branch: git.SentBranch | None = None
     """Branch to check out; null: the default branch"""
     provider: Provider | None = None
-    """Where the repository is; null: where the user has a token for and it is found"""
+    """Git provider of the repository; null: the first one at which it is found with a token of the
+    user"""
     suggested_task: SuggestedTaskBody | None = None
-    """Something to do that was found at a git provider; it becomes the first message. Null: none"""
+    """Suggested task from a git provider; it becomes the first message. Null: none"""
     title: LongText | None = None
-    """Title of the conversation, at most 200,000 characters; null: the agent makes one from the
-    first message"""
+    """Title of the conversation, at most 200,000 characters; null: generated from the first
+    message"""
     trigger: Trigger | None = None
     pr_number: Annotated[list[Int64], msgspec.Meta(max_length=100)] = []
-    """Numbers of pull requests it is about, at most 100; they are kept and shown only"""
+    """Numbers of related pull requests, at most 100; stored and returned, without effect"""
     parent_conversation_id: UUID | None = None
-    """Conversation this one is a part of, whose sandbox and repository it shares; null: none"""
+    """Parent conversation, whose sandbox and repository the new one shares; null: none"""
     agent_type: AgentType = AgentType.DEFAULT
-    """Role of the agent; `plan` writes a plan into `PLAN.md` and changes nothing else"""
+    """Type of the agent; `plan` writes a plan to `PLAN.md` and changes no other file"""
     public: bool | None = None
-    """Kept and shown only, unless the operator has set `sharing.public_flag`: true shares the
-    conversation then. Null: not said"""
+    """True shares the conversation if the operator has set `sharing.public_flag`; otherwise it is
+    stored and returned, without effect. Null: not set"""
     plugins: Annotated[list[PluginBody], msgspec.Meta(max_length=100)] | None = None
-    """Plugins the agent loads, at most 100; null: none"""
+    """Plugins for the agent server to load, at most 100; null: none"""
     when_full: WhenFull | None = None
-    """What to do where as many sandboxes run as may; null: as the server is configured"""
+    """What to do when the limit of running sandboxes is reached; null: as the server is
+    configured"""
     archive_id: UUID | None = None
-    """Saved workspace whose files the new one begins with, with or without dashes; null: none"""
+    """Archive whose files the workspace starts with, with or without dashes; null: none"""
     environment_id: EnvironmentId | None = None
-    """Prepared environment to begin with a copy of, or `none`; null: the one of the repository that
-    is prepared for the same sandbox spec, if the user has one"""
+    """Prepared environment that is copied into the workspace, or `none`; null: the user's
+    environment for the repository and the sandbox spec, if there is one"""
     secrets: Annotated[dict[EnvName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None = (
         None
     )
-    """Secrets of this conversation only, by name: at most 50, values up to 64 KiB. They win over
-    the user's own; null: none"""
+    """Secrets of this conversation only, by name: at most 50, values up to 64 KiB. They override
+    the user's secrets; null: none"""
 
 
 class StartRequestView(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
-    """A start request as a task echoes it: every field spelled out, secrets masked."""
+    """The request of a start task, with all fields, secrets masked."""
 
     sandbox_id: str | None
-    """Sandbox that was asked for; null: any"""
+    """Requested sandbox; null: any"""
     conversation_id: str | None
-    """Id that was asked for, 32 hex digits; null: any"""
+    """Requested id, 32 hex digits; null: any"""
     initial_message: MessageView | None
     """First message; null: none"""
     system_message_suffix: str | None
-    """Text behind the system prompt; null: none"""
+    """Text appended to the system prompt; null: none"""
     processors: list[dict[str, Any]] | None
     """Always null"""
     llm_model: str | None
-    """Model that was asked for; null: the one of the settings"""
+    """Requested model; null: the model of the settings"""
     agent_profile_id: str | None
-    """Saved agent that was asked for; null: none"""
+    """Always null: there are no agent profiles"""
     repository: str | None
-    """Repository that was asked for; null: none"""
+    """Requested repository; null: none"""
     branch: str | None
-    """Branch that was asked for; null: the default branch"""
+    """Requested branch; null: the default branch"""
     provider: Provider | None
-    """Where the repository is; null if that was not said"""
+    """Git provider of the repository; null if the request had none"""
     suggested_task: SuggestedTaskBody | None
-    """Task that was asked for; null: none"""
+    """Suggested task; null: none"""
     title: str | None
-    """Title that was asked for; null: none"""
+    """Requested title; null: none"""
     trigger: Trigger | None
     pr_number: list[int]
     parent_conversation_id: str | None
-    """Conversation it is a part of, 32 hex digits; null: none"""
+    """Parent conversation, 32 hex digits; null: none"""
     agent_type: AgentType
-    """Role of the agent"""
+    """Type of the agent"""
     public: bool | None
-    """What the request said; null: nothing"""
+    """`public` of the request; null: not set"""
     plugins: list[PluginBody] | None
-    """Plugins the agent loads; null: none"""
+    """Plugins for the agent server to load; null: none"""
     secrets: dict[str, str] | None
-    """Names of its secrets, with stars as values; null: none"""
+    """Names of the secrets, with masked values; null: none"""
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of a start, in milliseconds: what it took, null for the present one, and what for."""
+    """A stage of a start, with its duration."""
 
     status: StartStatus
-    """The stage"""
+    """Status of the task during the stage"""
     started_at: Time
-    """When it began, in UTC"""
+    """When the stage began, in UTC"""
     duration_ms: int | None
-    """Milliseconds it took; null for the present one"""
+    """Duration of the stage in milliseconds; null for the present stage"""
     parts: dict[str, int]
-    """Milliseconds that parts of it took, by name"""
+    """Durations of parts of the stage in milliseconds, by name"""
     note: str | None
-    """What else is to be known of it, for people; null: nothing"""
+    """Remark on the stage, for people; null: none"""
 
 
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """AppConversationStartTask; `queue_position` counts from 1 while it waits for room, or its turn.
-
-    `stages` are those it went through, in order. `detail` says why it failed, what it waits for, or
-    which tool servers do not start. `queued_messages` is how many wait for its end.
-    """
+    """AppConversationStartTask: the background start of a conversation."""
 
     id: str
     """Id of the task, 32 hex digits"""
     created_by_user_id: str | None
-    """Always null: one sees only tasks of one's own"""
+    """Always null: users see only their own tasks"""
     status: StartStatus
-    """How far the start has come"""
+    """Status of the start"""
     detail: str | None
-    """Why it failed, or what it waits for, for people; null: nothing to say"""
+    """Why the start failed, what it waits for, or which tool servers did not start, for people;
+    null: none"""
     app_conversation_id: str | None
     """Id of the conversation, 32 hex digits; null until `status` is `READY`"""
     sandbox_id: str | None
-    """Sandbox of the conversation; null until it is chosen"""
+    """Sandbox of the conversation; null until its agent server is ready"""
     agent_server_url: str | None
-    """Where its agent server is reached, through this server; null until it answers"""
+    """URL of the agent server, proxied by this server; null until the agent server is ready"""
     request: StartRequestView
-    """What was asked for, every field spelled out, secrets as stars"""
+    """The request, with all fields, secrets masked"""
     created_at: Time
     updated_at: Time
     queue_position: int | None
-    """Its place, counted from 1, while it waits for room or its turn; null if it does not"""
+    """Position in the queue, starting at 1, while the task waits for the limit of running sandboxes
+    or for its turn; null otherwise"""
     queued_messages: int
-    """How many messages wait until its agent can take them"""
+    """Number of messages not yet delivered to the agent"""
     stages: list[StageView]
-    """The stages it went through, in order; the last one is the present one"""
+    """The stages so far, in order; the last one is the present stage"""
 
 
 class StartTaskIds(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of the batch get of start tasks."""
+    """Query of the batch get of start tasks."""
 
     ids: list[UUID]
-    """Ids of at most 100 tasks, with or without dashes. Each is answered in its place, null for one
-    that is unknown"""
+    """At most 100 task ids, with or without dashes. The response has one item per id in the same
+    order, null for an unknown id"""
 
 
 class StartTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters of start tasks."""
+    """Filters of start tasks."""
 
     conversation_id: UUID | None = msgspec.field(name="conversation_id__eq", default=None)
-    """Only tasks of this conversation, with or without dashes; left out: all"""
+    """Only tasks of this conversation, an id with or without dashes; left out: all"""
     created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
 
     def to_filter(self) -> dict[str, Any]:
-        """Return the filters as the core's keyword arguments; raises InvalidRequest."""
+        """Convert the filters to keyword arguments of the domain; raises InvalidRequest."""
         return {
             "conversation_id": self.conversation_id.hex if self.conversation_id else None,
             "created_at_gte": find_time(self.created_at_gte, "created_at__gte"),
@@ -283,16 +279,16 @@ class StartTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTaskQuery(StartTaskFilter, frozen=True, kw_only=True):
-    """The query of the search of start tasks."""
+    """Query of the search of start tasks."""
 
     sort_order: StartSort = StartSort.CREATED_AT_DESC
-    """What the list is sorted by; `_DESC` is the latest first"""
+    """Sort order; `_DESC` lists the latest first"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
 
 def to_order(body: StartBody) -> StartOrder:
-    """Return what is asked for in the core's words; raises InvalidRequest."""
+    """Convert the request to a start order; raises InvalidRequest."""
     parent, chosen, task = body.parent_conversation_id, body.conversation_id, body.suggested_task
     message, secrets = None, dict[str, Secret]()
     problems = Problems()
@@ -319,7 +315,7 @@ def to_order(body: StartBody) -> StartOrder:
 
 
 def from_start_task(task: StartTask, links: Links) -> StartTaskView:
-    """Return a start task as clients see it."""
+    """Convert a start task to its wire struct."""
     is_ready = task.status is StartStatus.READY
     sandbox_id = None if task.agent_server_url is None else task.sandbox_id
     return view_of(
@@ -362,7 +358,7 @@ def _to_first_message(body: StartBody) -> Message | None:
             loc=(*loc, "content"),
             kind="too_short",
         )
-    # Front ends that say what made them start it send the message of a form nobody filled in.
+    # Front ends that send a trigger or a suggested task also send the message of an empty form.
     return None
 
 
@@ -382,7 +378,7 @@ ROUTES: Final = Routes("/api/v1/app-conversations/start-tasks")
 async def get_start_tasks(request: web.Request, query: StartTaskIds) -> list[StartTaskView | None]:
     """Get start tasks by id.
 
-    A list of as many items as `ids`, in their order, null for each that is unknown.
+    The response has one item per id, in the same order, null for an unknown id.
     """
     ids = check_ids([each.hex for each in query.ids])
     tasks = await request.app[CONVERSATIONS].starts.find_many(user_of(request), ids)
@@ -411,7 +407,7 @@ async def search_start_tasks(request: web.Request, query: StartTaskQuery) -> Pag
 async def count_start_tasks(request: web.Request, query: StartTaskFilter) -> int:
     """Count start tasks.
 
-    With the filters of the search.
+    Takes the filters of the search.
     """
     wanted = query.to_filter()
     return await request.app[CONVERSATIONS].starts.count(user_of(request), **wanted)

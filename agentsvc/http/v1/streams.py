@@ -1,4 +1,4 @@
-"""Streams: the events of a conversation, and whatever changes for a user."""
+"""Streams: events of a conversation, and changes to a user's conversations and sandboxes."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -33,123 +33,123 @@ from agentsvc.sandboxes import Sandbox
 
 
 class Nothing(msgspec.Struct, frozen=True, kw_only=True):
-    """An object without members."""
+    """An empty object."""
 
 
 class Id(msgspec.Struct, frozen=True, kw_only=True):
-    """What was deleted."""
+    """Id of a deleted object."""
 
     id: str
-    """Its id, as the operations have it"""
+    """Id of the deleted object"""
 
 
 class Last(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a client has to go on."""
+    """Position from which a client has to resume."""
 
     last_event_id: int | None
-    """Number of the last event that is sure; go on behind it. Null: begin anew"""
+    """Number of the last event known to be sent; resume after it. Null: start from the beginning"""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a stream is over."""
+    """Reason for the end of a stream."""
 
     reason: Literal["deleted", "not_authenticated", "not_found", "too_many_streams"]
-    """The conversation was deleted, or the key counts no more; or why what was asked for in a
-    WebSocket is refused"""
+    """`deleted`: the conversation was deleted. `not_authenticated`: the key is not valid any more.
+    The others refuse a `follow` in a WebSocket"""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What is told."""
+    """A message of a stream."""
 
 
 class _OfStream(_Message, frozen=True, kw_only=True):
-    """What is told of one of several streams, perhaps."""
+    """A message of a stream that may share a WebSocket with others."""
 
     stream: str | UnsetType = UNSET
-    """Which stream it belongs to, where several are in one WebSocket"""
+    """Name of the stream, if the WebSocket carries several streams"""
 
 
 class ReadyMessage(_OfStream, frozen=True, kw_only=True, tag="ready"):
-    """All that was stored has been told; what follows is new."""
+    """All stored events have been sent; what follows is new."""
 
     data: Nothing
-    """Nothing"""
+    """An empty object"""
 
 
 class ResyncMessage(_OfStream, frozen=True, kw_only=True, tag="resync"):
-    """The last message: the client was too slow, or is ahead of the server, and may miss something.
+    """The last message: the client was too slow or ahead of the server and may have missed events.
 
-    A WebSocket has no such message for its own stream: it is closed with 4008, and the number as the
-    reason.
+    A WebSocket does not send it for its own stream: it is closed with the code 4008 and the number
+    as the reason.
     """
 
     data: Last
-    """Where to go on"""
+    """Position from which to resume"""
 
 
 class EndMessage(_OfStream, frozen=True, kw_only=True, tag="end"):
-    """The last message; a WebSocket's own stream ends by a close with 4004 or 4001 instead."""
+    """The last message. For its own stream a WebSocket is closed with code 4004 or 4001 instead."""
 
     data: Reason
-    """Why the stream is over"""
+    """Why the stream ended"""
 
 
 class EventMessage(_OfStream, frozen=True, kw_only=True, tag="event"):
     """An event of the conversation."""
 
     id: int
-    """Number of the event in its conversation, counted from 0; `after` takes it"""
+    """Number of the event in its conversation, starting at 0; pass it as `after` to resume"""
     data: ShownEvent
     """The event"""
 
 
 class DeltaMessage(_OfStream, frozen=True, kw_only=True, tag="delta"):
-    """A piece of what the model is saying, told live only; the event with all of it comes later."""
+    """A delta of a streamed model response, sent live only; the complete event follows later."""
 
     data: dict[str, Any]
-    """The piece, as the agent server sends it in a `StreamingDeltaEvent`"""
+    """The delta, as the agent server sends it in a `StreamingDeltaEvent`"""
 
 
 class ConversationMessage(_Message, frozen=True, kw_only=True, tag="conversation"):
-    """A conversation that is new or has changed."""
+    """A new or changed conversation."""
 
     data: AppConversation
-    """The conversation as it is now"""
+    """Present state of the conversation"""
 
 
 class StartTaskMessage(_Message, frozen=True, kw_only=True, tag="start_task"):
-    """A start task that is new or has changed."""
+    """A new or changed start task."""
 
     data: StartTaskView
-    """The task as it is now"""
+    """Present state of the start task"""
 
 
 class SandboxMessage(_Message, frozen=True, kw_only=True, tag="sandbox"):
-    """A sandbox that is new or has changed."""
+    """A new or changed sandbox."""
 
     data: SandboxInfo
-    """The sandbox as it is now; `usage` is null"""
+    """Present state of the sandbox; `usage` is null"""
 
 
 class ConversationDeletedMessage(_Message, frozen=True, kw_only=True, tag="conversation_deleted"):
-    """A conversation that was deleted."""
+    """A deleted conversation."""
 
     data: Id
-    """Which one"""
+    """Id of the conversation"""
 
 
 class StartTaskDeletedMessage(_Message, frozen=True, kw_only=True, tag="start_task_deleted"):
-    """A start task that was deleted."""
+    """A deleted start task."""
 
     data: Id
-    """Which one"""
+    """Id of the start task"""
 
 
 class SandboxDeletedMessage(_Message, frozen=True, kw_only=True, tag="sandbox_deleted"):
-    """A sandbox that was deleted."""
+    """A deleted sandbox."""
 
     data: Id
-    """Which one"""
+    """Id of the sandbox"""
 
 
 type OfConversation = EventMessage | DeltaMessage | ReadyMessage | ResyncMessage | EndMessage
@@ -174,13 +174,14 @@ type EventNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to go on: behind the event of this number, or from the beginning."""
+    """Query of a stream: the event after which it starts or resumes."""
 
     after: EventNumber | UnsetType = UNSET
-    """Tell what comes behind the event of this number, which is the `id` of a message; left out:
-    from the first event on. The header `Last-Event-ID` wins over it"""
+    """Send the events after the one with this number, which is the `id` of its message; left out:
+    from the first event on. The header `Last-Event-ID` overrides it"""
     latest: EventNumber | UnsetType = UNSET
-    """Begin with so many of the last events; left out: with the first one. `after` wins over it"""
+    """Start with this number of the last events; left out: with the first event. `after` overrides
+    it"""
 
 
 ROUTES: Final = Routes()
@@ -200,11 +201,12 @@ ROUTES: Final = Routes()
 async def stream_events(
     request: web.Request, conversation_id: str, query: Resumption
 ) -> web.StreamResponse:
-    """Follow the events of a conversation, as server-sent events or over a WebSocket.
+    """Stream the events of a conversation, as server-sent events or over a WebSocket.
 
-    First what is stored, then what happens, to the end of the conversation, of the key or of the
-    server. Server-sent events, or a WebSocket if the client asks for one. A client that connects
-    again sends the last `id` it has, as `Last-Event-ID` or `after`.
+    Sends the stored events, then new events as they happen, until the conversation is deleted, the
+    key becomes invalid or the server stops. The response is a stream of server-sent events, or a
+    WebSocket if the client requests an upgrade. To resume, send the last `id` as `Last-Event-ID` or
+    `after`.
     """
     after = _after(request, query)
     return await serve(request, lambda: _find_events(request, conversation_id, after, query.latest))
@@ -221,14 +223,14 @@ async def stream_events(
     takes_query_key=True,
 )
 async def stream_changes(request: web.Request) -> web.StreamResponse:
-    """Follow what changes of the user's, as server-sent events or over a WebSocket.
+    """Stream changes to your conversations and sandboxes, by server-sent events or a WebSocket.
 
-    Conversations, start tasks and sandboxes of the user, each as the operations show it, whenever
-    it changes or is deleted. Nothing is told of the past: list them when `ready` has come, and
-    connect and list again after `resync`. Server-sent events, or a WebSocket if the client asks for
-    one. Such a client may have conversations told in it, too, up to 64, by saying
-    `{"type": "follow", "stream": NAME, "conversation_id": ID, "after": N}`, with `latest` as their
-    own streams have it; their messages have the name as `stream`, and `unfollow` ends one.
+    Sends each conversation, start task and sandbox of the user whenever it changes or is deleted.
+    Earlier changes are not sent: list the objects after `ready`, and connect and list again after
+    `resync`. The response is a stream of server-sent events, or a WebSocket if the client requests
+    an upgrade. Over a WebSocket a client can also follow the events of up to 64 conversations, with
+    `{"type": "follow", "stream": NAME, "conversation_id": ID, "after": N}`; it takes `latest`, too.
+    Their messages have the name as `stream`; `unfollow` ends such a stream.
     """
 
     async def find() -> Items:
@@ -255,9 +257,9 @@ async def _find_events(
 
 
 def _after(request: web.Request, query: Resumption) -> int:
-    """Return the number behind which to go on, -1 for the beginning; raises InvalidRequest.
+    """Return the number of the event to resume after, or -1; raises InvalidRequest.
 
-    A browser that connects again sends the header, and the query it began with.
+    A browser that reconnects sends the header together with its original query.
     """
     header = request.headers.get(_LAST_EVENT_ID, "").strip()
     if not header:

@@ -1,8 +1,8 @@
-"""The nested objects of settings on the V1 wire: agent, conversation, and one language model.
+"""Wire structs of the nested settings of V1: agent, conversation, and language model.
 
-They show one record, which is flat where the older generation has names for it. A change comes as
-a part of such an object: it is merged deeply, null puts back to the default, secrets that come
-back as null or as stars stay as they are, and so does whatever comes back as it was shown.
+They are views of one settings record, in which the fields known to V0 are flat. A change is a diff
+of such an object: it is merged deeply, null resets a field to its default, and secrets sent as null
+or as stars stay unchanged, as do values that are sent back as they were shown.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,11 +54,11 @@ from agentsvc.settings import (
 )
 
 AGENT_SCHEMA_VERSION: Final = 5
-"""The version of the nested agent settings that clients of today write themselves."""
+"""The schema version of nested agent settings that present clients write."""
 DEFAULT_AGENT: Final = "CodeActAgent"
 
 MAX_VALUES: Final = 20_000
-"""How many values a change may have: each is looked at before others have their turn."""
+"""Maximum number of values in a change: they are validated in one go on the event loop."""
 
 _SECRETS: Final = SECRET_OPTIONS | {"api_key"}
 
@@ -87,7 +87,7 @@ LLM_DEFAULTS: Final[dict[str, Any]] = {
     "extended_thinking_budget": 200000,
     "litellm_extra_body": {},
 }
-"""What the agent server does where nothing is set, for clients that show it."""
+"""Defaults of the agent server, for clients that show the values of unset options."""
 
 _CONDENSER_DEFAULTS: Final = {
     "condenser_kind": "llm_summarizing",
@@ -125,110 +125,111 @@ _AGENT_DEFAULTS: Final = {
 _OF_ACP: Final = {"agent_kind", *AcpOptions.__struct_fields__}
 
 
-# As clients send it
+# Request structs
 
 
 class LlmBody(LlmOptions, frozen=True, kw_only=True):
-    """A language model; the last five fields are what the server decides, and are not kept."""
+    """A language model; the fields from `auth_type` on are set by the server and not stored."""
 
     model: Text | None = None
     """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; at most 4096 characters.
-    Null: not set, and no conversation starts without one"""
+    Null: not set; a conversation cannot start without a model"""
     api_key: Annotated[SentSecret, Meta(max_length=65536)] | None = None
-    """Key of the model. Null, left out or `**********`: the stored one stays; empty: cleared"""
+    """API key for the model. Null, left out or `**********`: unchanged; empty: cleared"""
     base_url: BaseUrl | None = None
-    """URL of the model's API, for one that is not at its provider's usual place; null or empty: the
-    usual one"""
+    """URL of the model's API, if it is not the default URL of the provider; null or empty: the
+    default URL"""
     auth_type: Literal["api_key"] | None = None
-    """Always `api_key`; null is read as the same"""
+    """Always `api_key`; null means the same"""
     subscription_vendor: str | None = None
-    """Read and not kept; null: not said"""
+    """Accepted and not stored; null: not set"""
     usage_id: str | None = None
-    """Read and not kept: the server names what a model is used for. Null: not said"""
+    """Accepted and not stored: the server sets it. Null: not set"""
     stream: bool | None = None
-    """Read and not kept: the server decides whether answers are streamed. Null: not said"""
+    """Accepted and not stored: the server decides whether responses are streamed. Null: not set"""
     is_subscription: bool | None = None
-    """Read and not kept; null: not said"""
+    """Accepted and not stored; null: not set"""
     fallback_strategy: None = None
-    """Always null: there is no second model"""
+    """Always null: there is no fallback model"""
     provider_connection_id: None = None
     """Always null"""
 
 
 class StrictLlmBody(LlmBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A language model in which a field of an unknown name is an error."""
+    """A language model; unknown fields are an error."""
 
 
 class CondenserBody(CondenserOptions, frozen=True, kw_only=True):
-    """How a long history is shortened."""
+    """Settings of the condenser, which shortens a long history."""
 
     enabled: bool | None = None
-    """Whether a long history is shortened; null: true"""
+    """Whether the condenser is enabled; null: true"""
     max_size: Annotated[int, Meta(ge=20, le=MAX_INT)] | None = None
-    """Number of events from which the history is shortened; null: 240"""
+    """Number of events from which the history is condensed; null: 240"""
 
 
 class AgentBody(AgentOptions, frozen=True, kw_only=True):
-    """The agent and everything it works with."""
+    """Settings of the agent."""
 
     agent: AgentName | None = None
-    """Name of the agent; null: `CodeActAgent`, the only one there is"""
+    """Name of the agent; null: `CodeActAgent`, the only agent"""
     llm: LlmBody = LlmBody()
     """The language model of the agent"""
     condenser: CondenserBody = CondenserBody()
-    """How a long history is shortened"""
+    """Settings of the condenser"""
     mcp_config: Annotated[Any, shown_as(NamedServers)] = None
-    """Tool servers by name. They replace all that are stored; null: none"""
+    """Tool servers by name. They replace all stored ones; null: none"""
 
 
 class ConversationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """How a conversation runs."""
+    """Settings of conversations."""
 
     max_iterations: Annotated[int, Meta(ge=1, le=MAX_INT)] | UnsetType | None = UNSET
-    """Steps of the agent after which a run ends; null: 500"""
+    """Maximum number of agent steps in a run; null: 500"""
     confirmation_mode: bool | UnsetType | None = UNSET
-    """Whether the agent asks before it acts: where the analyzer `llm` sees a risk, and always
-    without it; null: false"""
+    """Whether the agent asks before it acts: with the analyzer `llm` only before risky actions,
+    without it always; null: false"""
     security_analyzer: Literal["llm", "none"] | UnsetType | None = UNSET
-    """What rates the risk of an action: `llm` the model, `none` nothing; null: the default"""
+    """Security analyzer, which rates the risk of actions: `llm` is the model, `none` disables it;
+    null: the default"""
 
 
 type Diff = dict[str, Any]
 
 
 def to_llm(body: LlmBody, stored: Llm, *, keeps_secrets: bool) -> Llm:
-    """Return a language model; stars stand for what is stored, and so does null if that is asked.
+    """Convert a language model; masked secrets (with `keeps_secrets` also null ones) are kept.
 
-    Stars that stand for nothing are nothing. Raises InvalidRequest for a URL that is none.
+    A masked secret without a stored value is dropped. Raises InvalidRequest for an invalid URL.
     """
     check_base_url(body.base_url, loc=("body", "llm", "base_url"))
     given = {name: getattr(body, name) for name in LlmOptions.__struct_fields__}
     for name in SECRET_OPTIONS & given.keys():
-        given[name] = _kept(given[name], getattr(stored.options, name), is_kept=keeps_secrets)
+        given[name] = _secret(given[name], getattr(stored.options, name), is_kept=keeps_secrets)
     if given["extra_headers"]:
         old = stored.options.extra_headers or {}
         headers = {
-            name: _kept(value, old.get(name), is_kept=False)
+            name: _secret(value, old.get(name), is_kept=False)
             for name, value in given["extra_headers"].items()
         }
         given["extra_headers"] = {name: value for name, value in headers.items() if value}
     key = Secret(body.api_key) if body.api_key else None
     return Llm(
         model=body.model,
-        api_key=_kept(key, stored.api_key, is_kept=keeps_secrets),
+        api_key=_secret(key, stored.api_key, is_kept=keeps_secrets),
         base_url=body.base_url or None,
         options=LlmOptions(**given),
     )
 
 
-def _kept(given: Secret | None, stored: Secret | None, *, is_kept: bool) -> Secret | None:
+def _secret(given: Secret | None, stored: Secret | None, *, is_kept: bool) -> Secret | None:
     if given is None:
         return stored if is_kept else None
     return stored if given.reveal() == MASK else given
 
 
 def read_llm(raw: Any, *, loc: Sequence[str | int] = ("body", "llm")) -> LlmBody:
-    """Return a decoded language model; raises InvalidRequest, also for an unknown field."""
+    """Validate a decoded language model; raises InvalidRequest, also for an unknown field."""
     refuse_many(raw, loc=loc)
     return read_options(raw, StrictLlmBody, loc=loc)
 
@@ -239,18 +240,18 @@ def refuse_many(raw: Any, *, loc: Sequence[str | int]) -> None:
         raise InvalidRequest(f"More than {MAX_VALUES} values", loc=loc, kind="too_many_values")
 
 
-# As clients read it
+# Responses
 
 
 def show_agent_settings(settings: Settings, *, is_revealed: bool = False) -> dict[str, Any]:
-    """Return the settings of the agent, every field spelled out; secrets only if asked for."""
+    """Return the nested agent settings with all fields; secrets only if `is_revealed`."""
     options = settings.agent_options
     shared = {
         "mcp_config": show_mcp_map(settings.mcp_config, is_revealed=is_revealed),
         "agent_context": _shown(options.agent_context, _CONTEXT_DEFAULTS, is_revealed=is_revealed),
     }
     if options.agent_kind == "acp":
-        # Clients take the settings of a model here for a mistake.
+        # Clients treat model settings of an ACP agent as an error.
         acp = _shown(copy_to(AcpOptions, options), _ACP_DEFAULTS, is_revealed=is_revealed)
         kind = {"schema_version": AGENT_SCHEMA_VERSION, "agent_kind": "acp"}
         return {**kind, **acp, **shared}
@@ -274,7 +275,7 @@ def show_agent_settings(settings: Settings, *, is_revealed: bool = False) -> dic
 
 
 def show_conversation_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings of conversations; an analyzer nobody offers is shown as none set."""
+    """Return the nested conversation settings; an unknown security analyzer is shown as null."""
     analyzer = settings.security_analyzer
     return {
         "schema_version": 1,
@@ -285,7 +286,7 @@ def show_conversation_settings(settings: Settings) -> dict[str, Any]:
 
 
 def show_llm(llm: Llm, *, is_revealed: bool = False, key_mask: str | None = None) -> dict[str, Any]:
-    """Return a language model, every field spelled out; `key_mask` stands for a key that is set."""
+    """Return a language model with all fields; a key that is set is shown as `key_mask`."""
     key = llm.api_key.reveal() if llm.api_key else None
     return {
         "model": llm.model,
@@ -303,7 +304,7 @@ def show_llm(llm: Llm, *, is_revealed: bool = False, key_mask: str | None = None
 def _shown(
     options: msgspec.Struct, defaults: dict[str, Any], *, is_revealed: bool
 ) -> dict[str, Any]:
-    """Return every option, what is not set with its default; nested options are left out."""
+    """Return all options, unset ones with their defaults, without nested structs."""
     shown: dict[str, Any] = {}
     for name in options.__struct_fields__:
         value = getattr(options, name)
@@ -317,12 +318,12 @@ def _shown(
     return built
 
 
-# How a change applies
+# Changes
 
 
 @contextmanager
 def _refused_as_bad() -> Iterator[None]:
-    """Refuse what does not fit in a change as a bad request, as this generation answers it."""
+    """Convert InvalidRequest to BadRequest, the error of V1 for invalid nested settings."""
     try:
         yield
     except InvalidRequest as exc:
@@ -341,22 +342,22 @@ _NESTED: Final[dict[str | int, str]] = {
     "llm_base_url": "llm.base_url",
     "condenser_max_size": "condenser.max_size",
 }
-"""Where in the nested settings is what has another name in the flat ones."""
+"""Paths in the nested settings of fields that have other names in the flat settings."""
 
 
 @_refused_as_bad()
 def change_conversation(settings: Settings, diff: Diff) -> Settings:
-    """Return settings with a part of the conversation's changed; raises BadRequest."""
-    body = convert(_news(diff, show_conversation_settings(settings)), ConversationBody, loc=())
+    """Apply a diff of the conversation settings; raises BadRequest."""
+    body = convert(_changes(diff, show_conversation_settings(settings)), ConversationBody, loc=())
     return merge(settings, copy_to(SettingsPatch, body))
 
 
 @_refused_as_bad()
 def change_agent(settings: Settings, whole: Diff) -> Settings:
-    """Return settings with a part of the agent's changed; raises BadRequest."""
-    diff = _news(whole, show_agent_settings(settings))
+    """Apply a diff of the agent settings; raises BadRequest."""
+    diff = _changes(whole, show_agent_settings(settings))
     servers = diff.pop("mcp_config", UNSET)
-    given = _without_kept(_spelled_out(diff))
+    given = _without_masked_secrets(_expand_null_objects(diff))
     base = reveal_options(settings.agent_options)
     base["llm"] = reveal_options(settings.llm_options)
     body = read_options(_merged(base, given), AgentBody, loc=())
@@ -375,14 +376,14 @@ def change_agent(settings: Settings, whole: Diff) -> Settings:
 
 
 def _flat_patch(diff: Diff, servers: Any) -> SettingsPatch:
-    """Return what of a change the record holds under flat names; its types were checked."""
+    """Convert the part of a validated diff that the record stores in flat fields."""
     llm, condenser = diff.get("llm") or {}, diff.get("condenser") or {}
     key = llm.get("api_key", UNSET)
     given: dict[str, Any] = {
         "agent": diff.get("agent", UNSET),
         "llm_model": llm.get("model", UNSET),
         "llm_api_key": Secret(key) if isinstance(key, str) else UNSET,
-        # Unlike the flat field, this one is put back to its default by null.
+        # Unlike in the flat form, null resets this field.
         "llm_base_url": "" if llm.get("base_url", "-") is None else llm.get("base_url", UNSET),
         "enable_default_condenser": condenser.get("enabled", UNSET),
         "condenser_max_size": condenser.get("max_size", UNSET),
@@ -392,10 +393,10 @@ def _flat_patch(diff: Diff, servers: Any) -> SettingsPatch:
     return SettingsPatch(**given)
 
 
-def _news(diff: Diff, shown: Diff) -> Diff:
-    """Return a change without what is so already: a default that was read and comes back is not set."""
+def _changes(diff: Diff, shown: Diff) -> Diff:
+    """Drop values equal to the shown ones, so that a default that is sent back is not stored."""
     return {
-        name: _news(value, shown[name])
+        name: _changes(value, shown[name])
         if isinstance(value, dict) and isinstance(shown.get(name), dict) and name != "mcp_config"
         else value
         for name, value in diff.items()
@@ -404,12 +405,12 @@ def _news(diff: Diff, shown: Diff) -> Diff:
 
 
 def _is_same(value: Any, shown: Any) -> bool:
-    # 8 is 8.0, as JavaScript has it, but 1 is not true.
+    # 8 equals 8.0, as in JavaScript, but 1 does not equal true.
     return bool(value == shown) and isinstance(value, bool) == isinstance(shown, bool)
 
 
-def _spelled_out(diff: Diff) -> Diff:
-    """Return a change in which null for an object is null for each of its fields."""
+def _expand_null_objects(diff: Diff) -> Diff:
+    """Replace null for an object by an object with null for each of its fields."""
     return {
         name: dict.fromkeys(_OBJECTS[name]) if value is None and name in _OBJECTS else value
         for name, value in diff.items()
@@ -423,17 +424,17 @@ _OBJECTS: Final = {
 }
 
 
-def _without_kept(diff: Diff) -> Diff:
-    """Return a change without the secrets that stay as they are."""
+def _without_masked_secrets(diff: Diff) -> Diff:
+    """Drop masked and null secrets, which stay unchanged."""
     return {
-        name: _without_kept(value) if isinstance(value, dict) else value
+        name: _without_masked_secrets(value) if isinstance(value, dict) else value
         for name, value in diff.items()
         if value != MASK and not (value is None and name in _SECRETS)
     }
 
 
 def _merged(base: Diff, diff: Diff) -> Diff:
-    """Merge as JSON Merge Patch (RFC 7386) does: objects deeply, null removes."""
+    """Apply a JSON Merge Patch (RFC 7386): objects are merged deeply, null removes."""
     merged = dict(base)
     for name, value in diff.items():
         if value is None:

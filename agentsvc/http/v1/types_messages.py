@@ -1,4 +1,4 @@
-"""Messages on the V1 wire: what somebody says, as texts and images."""
+"""Wire structs of messages in V1: texts and images."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, assert_never
@@ -18,7 +18,7 @@ _IMAGES_MAX: Final = 100
 
 
 class Role(StrEnum):
-    """Who is speaking."""
+    """Role of the author of a message."""
 
     USER = "user"
     SYSTEM = "system"
@@ -27,16 +27,16 @@ class Role(StrEnum):
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every part of a message has."""
+    """Fields common to all parts of a message."""
 
     cache_prompt: bool = False
 
 
 class TextContent(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
-    """A text; the published description forbids anything else in it."""
+    """A text. Unknown fields are refused, as in the API description published by OpenHands."""
 
     text: str
-    """The text, in Markdown as far as a front end shows it"""
+    """The text; front ends may render it as Markdown"""
 
 
 class ImageContent(_Part, frozen=True, kw_only=True, tag="image"):
@@ -47,14 +47,14 @@ class ImageContent(_Part, frozen=True, kw_only=True, tag="image"):
 
 
 class OneUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """The inner part of the other way to write an image."""
+    """The URL of an image in the `image_url` form."""
 
     url: ImageUrl
     """http(s) or data URL of the image"""
 
 
 class ImageUrlContent(_Part, frozen=True, kw_only=True, tag="image_url"):
-    """An image as one front end writes it."""
+    """An image in the form of chat completions, which one front end sends."""
 
     image_url: OneUrl
     """The image"""
@@ -62,7 +62,7 @@ class ImageUrlContent(_Part, frozen=True, kw_only=True, tag="image_url"):
 
 type MessagePart = TextContent | ImageContent | ImageUrlContent
 type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart), checked_by(_check_part)]
-"""One part of a message, decoded by itself so that a refusal names it."""
+"""One part of a message, decoded separately so that an error can name the part."""
 SAYS_SOMETHING: Final = stated(
     contains={
         "anyOf": [
@@ -72,11 +72,11 @@ SAYS_SOMETHING: Final = stated(
         ]
     }
 )
-"""Of the parts of a message: one is an image, or a text that is not empty."""
+"""Schema constraint: at least one part is an image or a non-empty text."""
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells the kinds of content apart; the kind itself may be left out."""
+    """The fields that determine the kind of a part; `type` may be left out."""
 
     type: Literal["text", "image", "image_url"] | UnsetType = UNSET
     image_urls: msgspec.Raw | UnsetType = UNSET
@@ -84,21 +84,21 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a conversation; `run` is read and has no effect."""
+    """The first message of a conversation."""
 
     role: Role = Role.USER
-    """Who speaks; the agent takes a first message of the user only"""
+    """Role of the author; the agent accepts only a first message of the user"""
     content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX), SAYS_SOMETHING]
-    """The parts of the message, at most 1000; one is an image, or a text that is not empty"""
+    """The parts of the message, at most 1000; at least one is an image or a non-empty text"""
     run: bool = False
-    """Read, and without effect: the first message always starts the agent"""
+    """Accepted without effect: the first message always starts the agent"""
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message as it is echoed."""
+    """The first message in a response."""
 
     role: Role
-    """Who speaks"""
+    """Role of the author"""
     content: list[TextContent | ImageContent]
     """The parts of the message"""
     run: bool = False
@@ -112,7 +112,7 @@ _IMAGE_URL = msgspec.json.Decoder(ImageUrlContent)
 
 
 def to_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
-    """Return a message in the core's words; raises InvalidRequest naming the bad parts."""
+    """Convert a message to the domain; raises InvalidRequest that names the invalid parts."""
     problems = Problems()
     parts: list[Content] = []
     for i, raw in enumerate(content):
@@ -123,7 +123,7 @@ def to_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Messa
 
 
 def to_said(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
-    """Return the same, of a message that says something; raises InvalidRequest, too, if it does not."""
+    """Convert a message to the domain; raises InvalidRequest also for an empty message."""
     message = to_message(role, content, loc=loc)
     if message.is_empty:
         raise InvalidRequest(
@@ -135,7 +135,7 @@ def to_said(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
 
 
 def to_content(raw: msgspec.Raw, *, loc: Location) -> Content:
-    """Return one part of a message in the core's words; raises InvalidRequest."""
+    """Convert one part of a message to the domain; raises InvalidRequest."""
     match _kind_of(decode(raw, _KIND, loc=loc)):
         case "text":
             text = decode(raw, _TEXT, loc=loc)
@@ -156,7 +156,7 @@ def _check_part(part: Any, *, loc: Location) -> None:
 
 
 def from_message(message: Message) -> MessageView:
-    """Return the first message as it is echoed."""
+    """Convert a message to its wire struct."""
     return MessageView(role=Role(message.role), content=[_from_content(c) for c in message.content])
 
 

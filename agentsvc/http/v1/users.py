@@ -1,4 +1,4 @@
-"""Handlers of the user who asks, and of what users may use at most and have used."""
+"""Handlers of the calling user's account, and of quotas and usage."""
 
 from typing import Annotated, Final
 
@@ -18,16 +18,16 @@ PREFIX: Final = "/api/v1/users"
 
 
 class UserGitInfo(Account, frozen=True, kw_only=True):
-    """The user at the git provider."""
+    """The user's account at the git provider."""
 
 
 class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
     """The organizations, groups or workspaces of the user at the git provider."""
 
     provider: Provider
-    """The provider they are at"""
+    """The git provider"""
     organizations: list[str]
-    """Their names"""
+    """Names of the organizations"""
 
 
 ROUTES: Final = Routes()
@@ -35,10 +35,10 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET", f"{PREFIX}/me", UserView, errors=(NotAllowed,))
 async def get_me(request: web.Request, query: Expose) -> web.Response:
-    """Return yourself with your settings.
+    """Get your user and settings.
 
-    The same as the settings, with who one is. Secrets are shown only to somebody who asks for them
-    and also has the key of a running sandbox of the user.
+    The settings and the identity of the user. Secrets are shown only with `expose_secrets` and the
+    session key of a running sandbox of the user.
     """
     if query.expose_secrets:
         await _require_sandbox(request)
@@ -49,9 +49,9 @@ async def get_me(request: web.Request, query: Expose) -> web.Response:
 
 @ROUTES.add("GET", f"{PREFIX}/git-info", errors=OF_GIT_PROVIDERS)
 async def get_git_info(request: web.Request) -> UserGitInfo:
-    """Return who you are at your git provider.
+    """Get your account at your git provider.
 
-    At the first provider that knows the user's token.
+    From the first provider that accepts the user's token.
     """
     return copy_to(UserGitInfo, await request.app[GIT_PROVIDERS].get_account(user_of(request)))
 
@@ -60,14 +60,14 @@ async def get_git_info(request: web.Request) -> UserGitInfo:
 async def get_git_organizations(request: web.Request) -> GitOrganizations:
     """List your organizations, groups or workspaces at your git provider.
 
-    At the first provider that knows the user's token.
+    From the first provider that accepts the user's token.
     """
     provider, names = await request.app[GIT_PROVIDERS].get_organizations(user_of(request))
     return GitOrganizations(provider=provider, organizations=names)
 
 
 async def _require_sandbox(request: web.Request) -> None:
-    """Raise NotAuthenticated or NotAllowed without the key of a running sandbox of the user."""
+    """Raise NotAuthenticated or NotAllowed without the session key of a user's running sandbox."""
     if not request[PRINCIPAL].may_run:
         raise NotAllowed(READS_ONLY)
     key = request.headers.get("X-Session-API-Key", "").strip()
@@ -79,28 +79,28 @@ async def _require_sandbox(request: web.Request) -> None:
 
 
 class QuotaLimits(Quotas, frozen=True, kw_only=True):
-    """What a user may use at most: null, or what is left out, is no limit; amounts are US dollars."""
+    """Quotas of a user; null, or a field that is left out, is no limit. Amounts are US dollars."""
 
 
 class Usage(QuotaUse, frozen=True, kw_only=True):
-    """What a user has used of the quotas, which are of UTC's days and months."""
+    """Usage of a user's quotas, per day and month of UTC."""
 
     quotas: QuotaLimits
-    """What the user may use at most"""
+    """Quotas of the user"""
     running_sandboxes: int
-    """Sandboxes that run or start at present"""
+    """Number of sandboxes that are running or starting"""
 
 
 class Days(msgspec.Struct, frozen=True, kw_only=True):
-    """How far back to look."""
+    """Query for usage by day."""
 
     days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
-    """How many days of UTC, today included"""
+    """Number of UTC days, including today"""
 
 
 @ROUTES.add("GET", f"{PREFIX}/me/usage")
 async def get_my_usage(request: web.Request) -> Usage:
-    """Return your quotas and what you have used of them.
+    """Get your quotas and your usage.
 
     Null in `quotas` is no limit. Days and months are those of UTC.
     """
@@ -109,26 +109,26 @@ async def get_my_usage(request: web.Request) -> Usage:
 
 @ROUTES.add("GET", f"{PREFIX}/me/usage/days", example={"days": 7})
 async def get_my_days(request: web.Request, query: Days) -> list[DayOfUse]:
-    """Return what you have used of models, by day.
+    """List your model usage by day.
 
-    The first day first. Days without use are left out, and so is what was used before this server
-    told models apart.
+    Earliest day first. Days without usage are left out, and so is usage from before this server
+    recorded it by model.
     """
     return await request.app[QUOTAS].days(query.days, user_of(request))
 
 
 @ROUTES.add("GET", "/api/v1/usage/days", scope=Scope.ADMIN_READ, example={"days": 7})
 async def get_days(request: web.Request, query: Days) -> list[DayOfUse]:
-    """Return what all users have used of models, by day.
+    """List the model usage of all users by day.
 
-    Of all users; otherwise as `users/me/usage/days`.
+    As `users/me/usage/days`, but for all users.
     """
     return await request.app[QUOTAS].days(query.days)
 
 
 @ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", scope=Scope.ADMIN_READ)
 async def get_usage(request: web.Request) -> Usage:
-    """Return the quotas of a user and what was used of them.
+    """Get the quotas and the usage of a user.
 
     Null in `quotas` is no limit. Days and months are those of UTC.
     """
@@ -143,10 +143,10 @@ async def get_usage(request: web.Request) -> Usage:
     example={"running_sandboxes": 5, "spend_per_day": 20.0},
 )
 async def put_quotas(request: web.Request, body: QuotaLimits) -> Usage:
-    """Set what a user may use at most.
+    """Set the quotas of a user.
 
-    All four are set: one that is left out, or null, is no limit. What runs already goes on. The
-    answer tells what the user has used.
+    Replaces all four quotas: null, or a field that is left out, is no limit. Running sandboxes are
+    not stopped. The response has the usage of the user.
     """
     user = await request.app[USERS].get(path_user(request))
     await request.app[QUOTAS].set(user.id, copy_to(Quotas, body))

@@ -13,18 +13,18 @@ from agentsvc.http.wire import Time
 
 
 class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front end shows; on a single node there is nobody to bill."""
+    """Features that a front end shows or hides."""
 
     enable_billing: bool = False
-    """Always false: there is nobody to bill"""
+    """Always false: there is no billing"""
     hide_llm_settings: bool = False
     """Always false: users choose their own models"""
     enable_jira: bool = False
-    """Always false: there is no such integration"""
+    """Always false: this server does not have this integration"""
     enable_jira_dc: bool = False
-    """Always false: there is no such integration"""
+    """Always false: this server does not have this integration"""
     enable_linear: bool = False
-    """Always false: there is no such integration"""
+    """Always false: this server does not have this integration"""
     hide_users_page: bool = False
     """Always false"""
     hide_billing_page: bool = False
@@ -48,24 +48,24 @@ class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """WebClientConfig: what a published front end shows or leaves out."""
+    """WebClientConfig: configuration of published front ends."""
 
     app_mode: Literal["oss", "saas"] = "oss"
     """Always `oss`: users log in with API keys"""
     posthog_client_key: str | None = None
-    """Always null: nothing is measured about users"""
+    """Always null: there are no analytics"""
     feature_flags: FeatureFlags = FeatureFlags()
-    """What a front end shows or leaves out"""
+    """Features that a front end shows or hides"""
     providers_configured: list[Provider] = []
-    """Git providers by which users could log in; always empty"""
+    """Always empty: there is no login by git providers"""
     maintenance_start_time: str | None = None
-    """Always null: no maintenance is announced"""
+    """Always null: maintenance is not announced"""
     auth_url: str | None = None
-    """Always null: nobody logs in elsewhere"""
+    """Always null: there is no login at another URL"""
     recaptcha_site_key: str | None = None
     """Always null"""
     faulty_models: list[str] = []
-    """Models a front end should warn of; always empty"""
+    """Models that a front end should warn about; always empty"""
     error_message: str | None = None
     """Always null"""
     updated_at: Time
@@ -73,11 +73,11 @@ class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     github_app_slug: str | None = None
     """Always null: there is no GitHub app"""
     gitlab_enabled: bool = False
-    """Always false: nobody logs in by GitLab"""
+    """Always false: there is no login by GitLab"""
     provider_default_hosts: dict[str, str] = {}
-    """Host of each git provider that is not at its usual one; always empty"""
+    """Hosts of git providers that differ from the default; always empty"""
     slack_enabled: bool = False
-    """Always false: there is no such integration"""
+    """Always false: this server does not have this integration"""
     email_enabled: bool = False
     """Always false: no e-mail is sent"""
     email_change_enabled: bool = False
@@ -93,28 +93,28 @@ class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     jira_dc_service_account_config_error: str | None = None
     """Always null"""
     kind: Literal["WebClientConfig"] = "WebClientConfig"
-    """Name of this shape"""
+    """Name of this schema"""
 
 
 class AgentProfileInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved agent."""
+    """An agent profile."""
 
     id: str | None
-    """Id of the saved agent; null if it has none"""
+    """Id of the agent profile; null if it has none"""
     name: str
-    """Name of the saved agent"""
+    """Name of the agent profile"""
     agent_kind: str
     """Kind of the agent"""
     revision: int | None
-    """Number of its latest change; null if it is not counted"""
+    """Revision of the agent profile; null if revisions are not counted"""
     llm_profile_ref: str | None
-    """Saved model it works with; null: the one of the settings"""
+    """Name of its LLM profile; null: the model of the settings"""
     mcp_server_refs: list[str] | None
     """Names of its tool servers; null: those of the settings"""
 
 
 class AgentProfiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The saved agents, of which there are none: the settings say what an agent is."""
+    """The agent profiles; always none, because agents are configured by the settings."""
 
     profiles: list[AgentProfileInfo] = []
     """Always empty"""
@@ -127,17 +127,17 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET", "/api/v1/web-client/config", scope=Scope.OPEN)
 async def get_config(request: web.Request) -> WebClientConfig:
-    """Say what a front end should show.
+    """Get the configuration of front ends.
 
-    What published front ends ask for at page load, before they have a key.
+    Published front ends read it at page load, before they have a key.
     """
     return WebClientConfig(updated_at=to_stored(request.app[ACTIVITY].started_at))
 
 
 @ROUTES.add("GET", "/api/agent-profiles")
 async def get_agent_profiles(_request: web.Request) -> AgentProfiles:
-    """List the saved agents: there are none, the settings say what an agent is.
+    """List agent profiles; always empty.
 
-    For front ends that ask for them; the list is always empty.
+    For front ends that ask for them. On this server agents are configured by the settings.
     """
     return AgentProfiles()

@@ -1,4 +1,4 @@
-"""The page on which people let a program in; its files are read once, when first asked for."""
+"""The page of the device login; its files are read once, on first use."""
 
 import functools
 import html
@@ -16,7 +16,7 @@ _HEADERS: Final = {
 
 
 def answer_page(status: int, **values: str) -> web.Response:
-    """Return the page with its values filled in."""
+    """Return the page with its values, HTML-escaped, filled in."""
     shown = {name: html.escape(value) for name, value in values.items()}
     text = Template(_text("verify.html")).substitute(shown)
     return web.Response(text=text, status=status, content_type="text/html", headers=_HEADERS)
