@@ -1,8 +1,8 @@
-"""The older generation, `/api`: decode, call the core once, encode.
+"""V0 of the API, under `/api`: handlers decode, call the domain once, and encode.
 
-It shares nothing with the newer one but the core and the wire. Its events are translated from
-the agent's by `translate`; to retire it is to delete this package, its line in the composition
-root, and what speaks the protocol of its event socket from the dependencies.
+V0 shares only the domain and the wire format with V1. `translate` converts the agent's events to
+events of V0. To retire V0, delete this package, its line in the composition root, and the
+dependency on python-socketio.
 """
 
 from collections import Counter
@@ -46,13 +46,13 @@ ROUTES: Final[tuple[Route, ...]] = tuple(
         *user.ROUTES,
     )
 )
-"""Every operation of the older generation."""
+"""Every operation of V0."""
 
 
 def install(app: web.Application, *, enabled: bool) -> None:
-    """Add the older generation to an application, or say in its places that it is off.
+    """Mount V0, or answer its paths with an error that V0 is switched off.
 
-    Called once, when everything it uses is among the clean-up contexts.
+    Called once, after the clean-up contexts of everything that V0 uses were added.
     """
     if enabled:
         mount(app, ROUTES)
@@ -60,7 +60,7 @@ def install(app: web.Application, *, enabled: bool) -> None:
         app.cleanup_ctx.append(_transcripts)
         socket_opener.install(app)
     else:
-        # Past `mount`, so that they need no key and are no part of the published description.
+        # Not by `mount`, so that they need no key and are not in the OpenAPI description.
         for path in dict.fromkeys((*(route.path for route in ROUTES), *SOCKET_PATHS)):
             app.router.add_route("*", path, refuse)
     app.on_response_prepare.append(add_headers)

@@ -17,7 +17,7 @@ type Fields = dict[str, Any]
 
 
 class ShownAction(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of an action event that depend on the tool."""
+    """The fields of an action event that depend on the tool."""
 
     action: str
     args: Fields
@@ -26,14 +26,14 @@ class ShownAction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_confirmation(self) -> bool:
-        """Whether it is of a kind the user may be asked about."""
+        """Whether the user may be asked to confirm an action of this kind."""
         return "confirmation_state" in self.args
 
 
 def show_action(event: ActionEvent) -> ShownAction:
-    """Return the action an agent event is shown as.
+    """Convert an action event of the agent to a V0 action.
 
-    A tool the older generation did not have is shown as one of a tool server.
+    A tool that V0 does not know is shown as a tool of a tool server.
     """
     fields = event.action if event.action is not None else _written_arguments(event)
     kind = string_of(fields, "kind")
@@ -43,7 +43,7 @@ def show_action(event: ActionEvent) -> ShownAction:
 
 
 def show_tool_call(event: ActionEvent) -> Fields:
-    """Return the tool call an event stems from, with what the model answered when it asked for the tool."""
+    """Return `tool_call_metadata` of an action: the tool call and the model response with it."""
     arguments = event.tool_call.arguments if event.tool_call is not None else "{}"
     call = {
         "function": {"arguments": arguments, "name": event.tool_name},
@@ -207,7 +207,7 @@ def _browse(event: ActionEvent, fields: Fields) -> ShownAction:
 
 
 def _guarded(event: ActionEvent) -> Fields:
-    """Return the arguments of an action the user may be asked about."""
+    """Return the additional arguments of an action that the user may be asked to confirm."""
     return {
         "confirmation_state": Confirmation.CONFIRMED,
         "security_risk": RISKS.get(event.security_risk, UNKNOWN_RISK),
@@ -215,7 +215,7 @@ def _guarded(event: ActionEvent) -> Fields:
 
 
 def _written_arguments(event: ActionEvent) -> Fields:
-    """Return what the model wrote for a tool call that could not be understood."""
+    """Return the raw arguments of a tool call that the agent server could not parse."""
     written = event.tool_call.arguments if event.tool_call is not None else "{}"
     try:
         arguments = msgspec.json.decode(written)

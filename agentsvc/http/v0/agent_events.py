@@ -1,7 +1,7 @@
-"""The events an agent server reports, as far as the older generation shows them.
+"""Structs of the agent server's events, with the fields that the translation to V0 reads.
 
-Only what a translation needs is described; members nobody reads pass, and an event whose kind
-is not listed here, or that does not fit its description, decodes to None.
+Unknown fields are ignored. An event of a kind that is not listed here, or with invalid fields,
+decodes to None.
 """
 
 from typing import Any
@@ -20,40 +20,40 @@ class MessagePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in the words of a language model."""
+    """A message in the format of a language model."""
 
     content: list[MessagePart] = []
 
 
 class ModelToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model wrote to have a tool used; the arguments are JSON text."""
+    """A tool call of the model; the arguments are a JSON string."""
 
     arguments: str = "{}"
 
 
 class UsageMetrics(AgentMetrics, frozen=True, kw_only=True):
-    """What one use of a model has cost so far, and may cost."""
+    """Costs so far, and budget, of one usage of a model."""
 
     max_budget_per_task: float | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a conversation has cost so far, by use."""
+    """Costs of a conversation so far, by usage id."""
 
     usage_to_metrics: dict[str, UsageMetrics] = {}
 
 
 class ConfirmationPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Before which actions the agent asks."""
+    """Policy that determines which actions need a confirmation."""
 
     kind: str = "NeverConfirm"
     threshold: str = "HIGH"
     confirm_unknown: bool = True
 
     def asks_at(self, risk: str) -> bool:
-        """Whether the agent asks before an action whose risk it judges so.
+        """Whether an action with this risk, as rated by the agent, needs a confirmation.
 
-        What an analyzer of risks says later may differ.
+        A security analyzer may rate the risk differently later.
         """
         if self.kind != "ConfirmRisky":
             return self.kind == "AlwaysConfirm"
@@ -63,26 +63,26 @@ class ConfirmationPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FullState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a conversation's state at once."""
+    """The full state of a conversation."""
 
     confirmation_policy: ConfirmationPolicy | None = None
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
-    """What sort of failure an error is."""
+    """Category of an error."""
 
     kind: str = "unknown"
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of the older generation as it was, and the event that says the same."""
+    """An imported V0 event, and the id of the agent event with the same content (its twin)."""
 
     event: msgspec.Raw
     twin: str | None = None
 
 
 class ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of the event itself, which has a number as its id."""
+    """The fields that are read from an imported V0 event; its id is a number."""
 
     id: int
     timestamp: str
@@ -92,7 +92,7 @@ class ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
-    """What every event has."""
+    """Fields common to all events."""
 
     id: str
     timestamp: str
@@ -100,20 +100,20 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class SystemPromptEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """The instructions the agent begins with."""
+    """The system prompt of the agent."""
 
     system_prompt: MessagePart
     tools: list[dict[str, Any]] = []
 
 
 class MessageEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """Somebody says something."""
+    """A message of the user or the agent."""
 
     llm_message: ChatMessage
 
 
 class ActionEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """The agent uses a tool; `action` is null if what the model wrote made no sense."""
+    """The agent calls a tool; `action` is null if the model's tool call could not be parsed."""
 
     thought: list[MessagePart] = []
     action: dict[str, Any] | None = None
@@ -125,7 +125,7 @@ class ActionEvent(Reported, frozen=True, kw_only=True, tag=True):
 
 
 class ObservationEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """What came of the use of a tool."""
+    """The result of a tool call."""
 
     observation: dict[str, Any]
     action_id: str
@@ -133,14 +133,14 @@ class ObservationEvent(Reported, frozen=True, kw_only=True, tag=True):
 
 
 class UserRejectObservation(Reported, frozen=True, kw_only=True, tag=True):
-    """The user does not allow the use of a tool."""
+    """The user rejected a tool call."""
 
     action_id: str
     rejection_reason: str = ""
 
 
 class AgentErrorEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """The use of a tool failed outside of the tool."""
+    """A tool call failed outside of the tool."""
 
     error: str
     tool_call_id: str = ""
@@ -159,14 +159,14 @@ class ServerErrorEvent(ConversationErrorEvent, frozen=True, kw_only=True, tag=Tr
 
 
 class ConversationStateUpdateEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """A part of the conversation's state has a new value."""
+    """A field of the conversation's state has changed."""
 
     key: str
     value: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class PauseEvent(Reported, frozen=True, kw_only=True, tag=True):
-    """The user asked the agent to pause after its step."""
+    """The user asked the agent to pause after the present step."""
 
 
 class InterruptEvent(Reported, frozen=True, kw_only=True, tag=True):
@@ -174,7 +174,7 @@ class InterruptEvent(Reported, frozen=True, kw_only=True, tag=True):
 
 
 class Condensation(Reported, frozen=True, kw_only=True, tag=True):
-    """The agent forgets a part of the history, perhaps for a summary of it."""
+    """The agent drops a part of the history, or replaces it by a summary."""
 
     forgotten_event_ids: list[str] = []
     summary: str | None = None
@@ -182,7 +182,7 @@ class Condensation(Reported, frozen=True, kw_only=True, tag=True):
 
 
 class CondensationRequest(Reported, frozen=True, kw_only=True, tag=True):
-    """Somebody asked the agent to shorten the history."""
+    """Request to condense the history."""
 
 
 type LoggedEvent = (
@@ -199,16 +199,16 @@ type LoggedEvent = (
     | Condensation
     | CondensationRequest
 )
-"""Every event but those that tell a part of the conversation's state."""
+"""Every event except updates of the conversation's state."""
 type AgentEvent = LoggedEvent | ConversationStateUpdateEvent
 
 EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
-"""Decodes what the older generation has something to show for."""
+"""Decodes the events that have an equivalent in V0."""
 _RISKS = ("LOW", "MEDIUM", "HIGH")
 
 
 def find_policy(event: ConversationStateUpdateEvent) -> ConfirmationPolicy | None:
-    """Return when the agent asks from now on, or None if the event does not say."""
+    """Return the confirmation policy in a state update, or None if it has none."""
     if event.key == "confirmation_policy":
         return decode_or_none(event.value, ConfirmationPolicy)
     if event.key == "full_state":
@@ -218,11 +218,11 @@ def find_policy(event: ConversationStateUpdateEvent) -> ConfirmationPolicy | Non
 
 
 def text_of(parts: list[MessagePart]) -> str:
-    """Return the texts of some parts as one."""
+    """Return the joined texts of message parts."""
     return "".join(part.text or "" for part in parts)
 
 
 def string_of(fields: dict[str, Any], name: str) -> str:
-    """Return a member that should be a text, or an empty text if it is none."""
+    """Return a string field, or an empty string if it is missing or of another type."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Conversations in the words of the older generation: their types, their mapping, and handlers."""
+"""Conversations of V0: wire structs, their conversion to and from the domain, and handlers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -59,18 +59,18 @@ type ImageUrls = Annotated[list[ImageUrl], Meta(max_length=100)]
 
 
 class ConversationStatus(StrEnum):
-    """The state of a conversation, in the words of the older generation."""
+    """Status of a conversation in V0."""
 
     STARTING = "STARTING"
-    """It is being started or resumed"""
+    """The conversation is being started or resumed"""
     RUNNING = "RUNNING"
-    """It can be used"""
+    """The conversation is ready for use"""
     STOPPED = "STOPPED"
-    """Its sandbox rests; `start` wakes it"""
+    """The sandbox is paused or stopped; `start` resumes it"""
     ARCHIVED = "ARCHIVED"
-    """Its sandbox does not exist any more; its history can be read"""
+    """The sandbox does not exist any more; the history can still be read"""
     ERROR = "ERROR"
-    """Its start, or its sandbox, has failed"""
+    """The start or the sandbox has failed"""
 
 
 type StartedStatus = Literal["STARTING", "RUNNING", "STOPPED"]
@@ -78,14 +78,14 @@ type RuntimeStatus = Literal["STATUS$READY", "STATUS$ERROR"]
 
 
 class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of work found at a git provider."""
+    """A suggested task from a git provider."""
 
     git_provider: Provider
-    """Where it was found"""
+    """Git provider of the task"""
     task_type: TaskType
-    """What there is to do"""
+    """Type of the task"""
     repo: Name
-    """The repository it is in, as `owner/name`"""
+    """Repository of the task, as `owner/name`"""
     issue_number: Int64
     """Number of the issue or pull request"""
     title: Annotated[str, Meta(max_length=4096)]
@@ -93,41 +93,43 @@ class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateMicroagentBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The repository a new skill is written for."""
+    """The repository for which to write a skill."""
 
     repo: Name
-    """The repository, as `owner/name`; it is cloned unless `repository` names another one"""
+    """Repository, as `owner/name`; it is cloned unless `repository` names another one"""
     git_provider: Provider | None = None
-    """Where it is; null: where the user has a token for and it is found"""
+    """Git provider of the repository; null: the first one at which it is found with a token of the
+    user"""
     title: str | None = None
-    """Read, and without effect; null: not said"""
+    """Accepted without effect; null: not set"""
 
 
 class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """InitSessionRequest: a conversation to start; all of it is optional."""
+    """InitSessionRequest: request to start a conversation; all fields are optional."""
 
     repository: git.SentRepository | None = None
     """Repository to clone into the workspace: `owner/name`, or a URL; null or empty: an empty
     workspace"""
     git_provider: Provider | None = None
-    """Where the repository is; null: where the user has a token for and it is found"""
+    """Git provider of the repository; null: the first one at which it is found with a token of the
+    user"""
     selected_branch: git.SentBranch | None = None
     """Branch to check out; null or empty: the default branch"""
     initial_user_msg: str | None = None
-    """What the user says first, which starts the agent; null or empty: the agent waits for a
-    message"""
+    """First message of the user, which starts the agent; null: the agent waits for a message. It
+    may be empty only with images, `suggested_task`, `create_microagent` or `replay_json`"""
     image_urls: ImageUrls | None = None
-    """Images of that message, by http(s) or data URL; null: none"""
+    """Images of the first message, as http(s) or data URLs; null: none"""
     replay_json: str | None = None
-    """Recorded trajectory, as JSON in a text, which the agent does again before its model goes on;
+    """Recorded trajectory, as a JSON string, which the agent replays before its model continues;
     null or empty: none"""
     suggested_task: SuggestedTaskBody | None = None
-    """Something to do that was found at a git provider; it becomes the first message instead of
+    """Suggested task from a git provider; it becomes the first message instead of
     `initial_user_msg`. Null: none"""
     create_microagent: CreateMicroagentBody | None = None
-    """Repository for which a skill is to be written; null: none"""
+    """Repository for which the agent writes a skill; null: none"""
     conversation_instructions: str | None = None
-    """Text behind the system prompt of the agent; null: none"""
+    """Text appended to the agent's system prompt; null: none"""
     mcp_config: McpListsBody | None = None
     """Tool servers of this conversation instead of those of the settings; null: those of the
     settings"""
@@ -137,22 +139,22 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
         | UnsetType
     ) = UNSET
-    """Name to give the conversation: 1 to 100 letters, digits, `_` and `-`; left out: a random id.
-    With a name that is known, the answer tells how that conversation is"""
+    """Name for the conversation: 1 to 100 letters, digits, `_` and `-`; left out: a random id. If a
+    conversation has the name already, nothing is started and the response has its status"""
 
 
 class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """ConversationResponse: the conversation that was asked for."""
+    """ConversationResponse: status of a conversation after a start or stop."""
 
     status: str = "ok"
     """Always `ok`"""
     conversation_id: str
-    """Id of the conversation, or the name it was given"""
+    """Id of the conversation, or its name from the request"""
     message: str | None = None
-    """What was done, in words, where a stop was asked for, or a first message was not taken; else null
-    """
+    """Result of a stop, or why the first message was not accepted, for people; otherwise null"""
     conversation_status: Annotated[ConversationStatus, shown_as(StartedStatus)]
-    """State of the conversation; one that has failed or is gone counts as `STOPPED`"""
+    """Status of the conversation; a failed or missing one is `STOPPED`. A stop returns the status
+    before the stop"""
 
 
 class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,38 +165,38 @@ class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as clients of the older generation see it."""
+    """A conversation in V0."""
 
     conversation_id: str
-    """Id of the conversation, 32 hex digits, or the name it was given"""
+    """Id of the conversation, 32 hex digits, or its name from the start request"""
     title: str
-    """Title; `Conversation` and five digits until it has a better one"""
+    """Title; `Conversation` and five hex digits until a title is generated or set"""
     last_updated_at: Time | None
-    """When it last changed, in UTC; never null"""
+    """Time of the last change, in UTC; never null"""
     status: ConversationStatus
-    """State of the conversation"""
+    """Status of the conversation"""
     runtime_status: RuntimeStatus | None
-    """Whether its agent has failed, for front ends; null unless it runs"""
+    """Whether its agent has failed, for front ends; null unless the conversation is running"""
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
     trigger: Trigger | None
     num_connections: int = 0
-    """Connections to the event socket that follow it"""
+    """Number of event socket connections to the conversation"""
     url: str | None
-    """Where clients find the operations of the conversation; null unless it runs"""
+    """Base URL of the operations of the conversation; null unless it is running"""
     session_api_key: ShownSecret | None
     """Key for that URL, for a conversation of V1; null otherwise"""
     created_at: Time
     pr_number: list[int]
     conversation_version: Literal["V0", "V1"]
-    """Generation of the API that started it"""
+    """Version of the API that started the conversation"""
     sub_conversation_ids: list[str]
-    """Conversations that are parts of it, 32 hex digits each"""
+    """Ids of the sub-conversations, 32 hex digits each"""
 
 
 class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of conversations."""
+    """A page of conversations."""
 
     results: list[ConversationInfo]
     """The conversations, newest first"""
@@ -202,17 +204,17 @@ class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of the list of conversations; a limit above the largest page means that."""
+    """Query of the list of conversations; a limit above 100 is reduced to 100."""
 
     page_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 20
-    """Most conversations on the page; more than 100 is 100"""
+    """Maximum number of conversations on the page; more than 100 is reduced to 100"""
     selected_repository: str | None = None
     """Only conversations with this repository; left out: all"""
     conversation_trigger: Trigger | None = None
-    """Only conversations started from there; left out: all"""
+    """Only conversations with this trigger; left out: all"""
     include_sub_conversations: bool = False
-    """Whether conversations that are parts of another one are listed, too"""
+    """Whether to list sub-conversations, too"""
 
 
 _STATUSES: Final = {
@@ -226,7 +228,7 @@ _FAILED: Final = frozenset({ExecutionStatus.ERROR, ExecutionStatus.STUCK})
 
 
 def to_order(body: StartBody) -> StartOrder:
-    """Return the order in the core's words; raises InvalidRequest or BadRequest."""
+    """Convert the request to a start order; raises InvalidRequest or BadRequest."""
     replay = read_recording(body.replay_json) if body.replay_json else ()
     microagent, task = body.create_microagent, body.suggested_task
     repository = body.repository or (microagent.repo if microagent else None) or None
@@ -257,7 +259,7 @@ def to_order(body: StartBody) -> StartOrder:
 
 
 def to_query(wanted: ConversationSearch) -> ConversationQuery:
-    """Return the filters in the core's words."""
+    """Convert the filters to the query of the domain."""
     return ConversationQuery(
         repository=wanted.selected_repository,
         trigger=wanted.conversation_trigger,
@@ -267,14 +269,14 @@ def to_query(wanted: ConversationSearch) -> ConversationQuery:
 
 
 def shown_id(view: ConversationView) -> str:
-    """Return the id a client knows a conversation by: its own name for it, if it gave one."""
+    """Return the id of a conversation in V0: the name that the client gave it, otherwise its id."""
     return view.conversation.alias or view.conversation.id
 
 
 def from_view(
     view: ConversationView, links: Links, followers: Mapping[str, int]
 ) -> ConversationInfo:
-    """Return a conversation as clients see it."""
+    """Convert a conversation to its wire struct."""
     conversation, status = view.conversation, status_of(view)
     is_ours = conversation.generation is Generation.V0
     is_running = status is ConversationStatus.RUNNING
@@ -282,7 +284,7 @@ def from_view(
     url = links.conversation(view.sandbox, conversation.id)
     if is_ours:
         url = f"{links.prefix}/api/conversations/{shown_id(view)}" if is_running else None
-    # Clients send this key to that URL, and ours answers their own key only.
+    # Clients send this key to that URL; V0 operations of this server accept only user keys.
     key = None if is_ours else view.session_api_key
     return view_of(
         ConversationInfo,
@@ -302,10 +304,10 @@ def from_view(
 
 
 def from_known(view: ConversationView, *, is_ignored: bool = False) -> StartAnswer:
-    """Return the answer to an order for a conversation that exists: nothing new was started.
+    """Return the response to a start request for an existing conversation; nothing is started.
 
-    `is_ignored` is whether a first message came with it that the conversation has not got. In this
-    place clients know three states only; what has failed or is gone counts as stopped.
+    `is_ignored` is whether the request had a first message that was not accepted. Clients know only
+    three statuses here, so a failed or missing conversation is `STOPPED`.
     """
     status = status_of(view)
     if status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
@@ -321,7 +323,7 @@ def from_known(view: ConversationView, *, is_ignored: bool = False) -> StartAnsw
 
 
 def status_of(view: ConversationView) -> ConversationStatus:
-    """Return the state of a conversation."""
+    """Return the V0 status of a conversation."""
     if view.conversation.start_failed:
         return ConversationStatus.ERROR
     status = _STATUSES[view.sandbox_status]
@@ -331,7 +333,7 @@ def status_of(view: ConversationView) -> ConversationStatus:
 
 def _first_message(body: StartBody) -> Message | None:
     if body.suggested_task is not None:
-        # The task is turned into a message; what else was to be said gives way to it.
+        # The suggested task becomes the first message, instead of the message of the request.
         return None
     text = body.initial_user_msg
     message = message_of(text or "", body.image_urls or ())
@@ -352,7 +354,7 @@ def _trigger(body: StartBody) -> Trigger:
 
 
 def _check_source(repository: str | None, branch: str | None, provider: Provider | None) -> None:
-    """Refuse, under the names this generation has for them, what git would not take."""
+    """Raise InvalidRequest, with V0's field names, for a repository or branch git would reject."""
     loc = ("body", "repository")
     problems = Problems()
     with problems.noted():
@@ -388,24 +390,24 @@ def _from_task(task: StartTask) -> StartAnswer:
 async def post_conversation(request: web.Request, body: StartBody) -> StartAnswer:
     """Start a conversation.
 
-    The answer comes at once, and the start goes on in the background: its progress is told by the
-    event socket, and by `status` of the conversation. With the id of a conversation there is,
-    nothing is started, and the answer says how it is.
+    The response comes at once and the start continues in the background; the event socket and the
+    `status` of the conversation report its progress. If a conversation with the id exists, nothing
+    is started and the response has its status.
     """
-    # A recording may be long, and others have their turn while it is read.
+    # A recording may be long, so it is parsed in a thread.
     order = await asyncio.to_thread(to_order, body) if body.replay_json else to_order(body)
     known = await find_view(request, order.alias or order.conversation_id or "")
     if known:
-        return await _known(request, order, known)
+        return await _answer_existing(request, order, known)
     starts, user_id = request.app[CONVERSATIONS].starts, user_of(request)
     return _from_task(await starts.start(user_id, order, generation=Generation.V0))
 
 
 @ROUTES.add("GET", "", example={"limit": 10})
 async def get_conversations(request: web.Request, query: ConversationSearch) -> ConversationPage:
-    """List conversations.
+    """List your conversations.
 
-    Newest first, those of V1 among them. One sees only conversations of one's own.
+    Newest first, including those of V1.
     """
     views, next_page_id = await request.app[CONVERSATIONS].search(
         user_of(request), to_query(query), page_id=query.page_id, limit=min(query.limit, PAGE_MAX)
@@ -417,9 +419,9 @@ async def get_conversations(request: web.Request, query: ConversationSearch) -> 
 
 @ROUTES.add("GET", "/{conversation_id}", errors=(BadRequest,))
 async def get_conversation(request: web.Request) -> ConversationInfo | None:
-    """Return a conversation.
+    """Get a conversation.
 
-    Null for an unknown one, which published clients expect.
+    The response is null for an unknown conversation, as published clients expect.
     """
     view = await find_view(request, conversation_id_of(request))
     followers = request.app[FOLLOWERS]
@@ -434,9 +436,9 @@ async def get_conversation(request: web.Request) -> ConversationInfo | None:
     example={"title": "Fix the login page"},
 )
 async def patch_conversation(request: web.Request) -> bool:
-    """Give a conversation a title.
+    """Set the title of a conversation.
 
-    Clients on the event socket are told the title.
+    The title is also sent to its event sockets.
     """
     name = conversation_id_of(request)
     body = await read_json(request, TitleBody)
@@ -453,8 +455,8 @@ async def patch_conversation(request: web.Request) -> bool:
 async def delete_conversation(request: web.Request) -> bool:
     """Delete a conversation.
 
-    Its history goes, and its sandbox with all files if no other conversation lives there. False for
-    an unknown one. It cannot be undone.
+    Its history is deleted, and its sandbox with all files if no other conversation uses it. The
+    response is false for an unknown conversation. This cannot be undone.
     """
     view = await find_view(request, conversation_id_of(request))
     if view is None:
@@ -464,7 +466,7 @@ async def delete_conversation(request: web.Request) -> bool:
 
 
 def conversation_id_of(request: web.Request) -> str:
-    """Return the conversation id of the path; raises BadRequest for what can be none."""
+    """Return the conversation id in the path; raises BadRequest if it is not a valid id."""
     name = request.match_info["conversation_id"]
     if len(name) > _ID_MAX:
         raise BadRequest("Conversation ID is too long")
@@ -474,14 +476,14 @@ def conversation_id_of(request: web.Request) -> str:
 
 
 async def find_view(request: web.Request, name: str) -> ConversationView | None:
-    """Return the caller's conversation of an id or a name of their own, or None."""
+    """Return the caller's conversation with this id or name, or None."""
     return await find_named(request.app[CONVERSATIONS], user_of(request), name)
 
 
 async def find_named(
     conversations: Conversations, user_id: str, name: str
 ) -> ConversationView | None:
-    """Return the conversation of a user that has an id or a name of the user's own, or None."""
+    """Return the user's conversation with this id or name, or None."""
     conversation_id = await conversations.resolve(user_id, name)
     if conversation_id is None:
         return None
@@ -490,7 +492,7 @@ async def find_named(
 
 
 async def get_view(request: web.Request) -> ConversationView:
-    """Return the conversation of the path; raises NotFound."""
+    """Return the conversation in the path; raises NotFound."""
     name = conversation_id_of(request)
     view = await find_view(request, name)
     if view is None:
@@ -498,8 +500,13 @@ async def get_view(request: web.Request) -> ConversationView:
     return view
 
 
-async def _known(request: web.Request, order: StartOrder, view: ConversationView) -> StartAnswer:
-    """Answer for a conversation that exists; a message of an order that is repeated has been taken."""
+async def _answer_existing(
+    request: web.Request, order: StartOrder, view: ConversationView
+) -> StartAnswer:
+    """Return the response for an existing conversation.
+
+    A message equal to the first one of its start task counts as accepted: the request is repeated.
+    """
     tasks, _ = await request.app[CONVERSATIONS].starts.search(
         user_of(request), conversation_id=view.conversation.id, limit=1
     )

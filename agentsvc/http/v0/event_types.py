@@ -1,4 +1,4 @@
-"""The wire form of an event of the older generation; members that say nothing are left out."""
+"""The wire struct of V0 events; unset fields are left out of the JSON."""
 
 from enum import StrEnum
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 
 class AgentState(StrEnum):
-    """What the agent is doing, in the words of the older generation."""
+    """State of the agent in V0."""
 
     LOADING = "loading"
     RUNNING = "running"
@@ -23,7 +23,7 @@ class AgentState(StrEnum):
 
 
 class Confirmation(StrEnum):
-    """Whether an action may be carried out."""
+    """Confirmation state of an action."""
 
     CONFIRMED = "confirmed"
     REJECTED = "rejected"
@@ -31,16 +31,16 @@ class Confirmation(StrEnum):
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What every event has; an action has `args` beside it, an observation `content` and `extras`."""
+    """An event: either an action, with `args`, or an observation, with `content` and `extras`."""
 
     id: int
-    """Number of the event in its conversation, counted from 0 without a gap"""
+    """Number of the event in its conversation, starting at 0, without gaps"""
     timestamp: str
-    """When it happened, ISO 8601, without an offset"""
+    """Time of the event, ISO 8601 without an offset"""
     source: str
-    """Where it comes from: `user`, `agent` or `environment`"""
+    """Source of the event: `user`, `agent` or `environment`"""
     message: str
-    """What it is, in words"""
+    """Description of the event, for people"""
     action: str | UnsetType = UNSET
     """Kind of the action, such as `run` or `message`; left out in an observation"""
     observation: str | UnsetType = UNSET
@@ -48,16 +48,16 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any] | UnsetType = UNSET
     """Arguments of the action, by its kind; left out in an observation"""
     content: str | UnsetType = UNSET
-    """What was observed, as text; left out in an action"""
+    """Content of the observation, as text; left out in an action"""
     extras: dict[str, Any] | UnsetType = UNSET
-    """Further members of the observation, by its kind; left out in an action"""
+    """Further fields of the observation, by its kind; left out in an action"""
     cause: int | UnsetType | None = UNSET
-    """Number of the action an observation answers; null or left out: it answers none"""
+    """Number of the action that the observation answers; null or left out: none"""
     success: bool | UnsetType | None = UNSET
-    """Whether a command has ended well; null or left out: it was no command"""
+    """Whether the command succeeded; null or left out: the event is not a command's result"""
     timeout: float | UnsetType | None = UNSET
-    """Seconds a command may take; null or left out: as long as the agent server lets it"""
+    """Timeout of the command in seconds; null or left out: the agent server's timeout"""
     tool_call_metadata: dict[str, Any] | UnsetType | None = UNSET
-    """The tool call it stems from, with what the model answered; null or left out: none"""
+    """The tool call of the event, with the model response; null or left out: none"""
     llm_metrics: dict[str, Any] | UnsetType | None = UNSET
-    """What the conversation has cost so far, in US dollars and tokens; null or left out: not told"""
+    """Costs in US dollars and tokens of the conversation so far; null or left out: not reported"""

@@ -1,4 +1,4 @@
-"""Types and handlers of the older generation for what happens in a conversation."""
+"""Wire structs and handlers of V0 for the events and messages of a conversation."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -39,7 +39,7 @@ LIMIT_MAX: Final = 100
 
 
 class EventSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of a history: numbers from `start_id` to `end_id`, both belonging to it."""
+    """Query of a history: event numbers from `start_id` to `end_id`, both inclusive."""
 
     start_id: Int64 = 0
     """Number of the first event to return"""
@@ -48,30 +48,30 @@ class EventSearch(msgspec.Struct, frozen=True, kw_only=True):
     reverse: bool = False
     """Whether the latest event comes first"""
     limit: Annotated[int, stated(minimum=0, maximum=LIMIT_MAX)] = 20
-    """Most events to return; what is beyond is told by `has_more`"""
+    """Maximum number of events to return; `has_more` tells whether there are more"""
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """AddMessageRequest: what the user says."""
+    """AddMessageRequest: a message of the user."""
 
     message: Annotated[str, Meta(min_length=1)]
-    """The message; not empty"""
+    """Text of the message; not empty"""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a conversation's history."""
 
     events: list[HistoryEvent]
-    """The events, in the order that was asked for"""
+    """The events, in the requested order"""
     has_more: bool
-    """Whether there are further events"""
+    """Whether there are more events"""
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation's whole history."""
+    """The whole history of a conversation."""
 
     trajectory: list[HistoryEvent]
-    """The events, the earliest first"""
+    """The events, earliest first"""
 
 
 ROUTES: Final = Routes("/api/conversations/{conversation_id}")
@@ -81,12 +81,12 @@ _QUEUED: Final = effect_of(Queued, lambda _: SUCCESS)
 
 EVENT_SOCKET: Final = Socket(
     path=SOCKET_PATHS[0],
-    summary="Follow a conversation and talk to its agent, over Socket.IO",
-    text="Speaks Engine.IO 4 and Socket.IO 5 over polling or a WebSocket, in the default namespace;"
-    " a connection that is refused says why in `connect_error`. It sends what is behind"
-    " `latest_event_id`, of the states the last one only, and then what happens; to connect wakes a"
-    " conversation that is stopped. `x-messages` has the one argument of each event: what is `sent`"
-    " comes as `oh_event`, and `oh_user_action` is `taken`, also under its older name `oh_action`.",
+    summary="Stream a conversation and send actions to its agent, over Socket.IO",
+    text="Engine.IO 4 and Socket.IO 5 over polling or a WebSocket, in the default namespace. A"
+    " refused connection gets the reason in `connect_error`. The server sends the events after"
+    " `latest_event_id`, but only the last change of the agent state, then new events. Connecting"
+    " resumes a stopped conversation. `x-messages` has the argument of each Socket.IO event: `sent`"
+    " by the server as `oh_event`, `taken` from clients as `oh_user_action` or `oh_action`.",
     query=SocketQuery,
     sent={"oh_event": (HistoryEvent, StatusFrame, StateFrame, ErrorFrame)},
     taken=dict.fromkeys(("oh_user_action", "oh_action"), (ShownAction,)),
@@ -102,10 +102,10 @@ EVENT_SOCKET: Final = Socket(
     example={"start_id": 0, "limit": 20},
 )
 async def get_events(request: web.Request, query: EventSearch) -> web.Response:
-    """Return a part of a conversation's history.
+    """Get a part of the history of a conversation.
 
-    Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
-    generation: each is an action or an observation.
+    The events with the numbers from `start_id` to `end_id`, both inclusive. Events of V1 are
+    converted to V0: each is an action or an observation.
     """
     if not 0 <= query.limit <= LIMIT_MAX:
         raise BadRequest("Invalid limit")
@@ -130,12 +130,12 @@ async def get_events(request: web.Request, query: EventSearch) -> web.Response:
     example={"action": "message", "args": {"content": "Add a test for it"}},
 )
 async def post_event(request: web.Request) -> Success:
-    """Say something in a conversation, or tell its agent what to do, as an action.
+    """Send an action to a conversation: a message, or a change of the agent state.
 
-    The actions are those of the event socket: `message`, and `change_agent_state` to run, pause,
-    stop, confirm or reject. Events tell what comes of it.
+    The actions of the event socket: `message`, and `change_agent_state` to run, pause, stop,
+    confirm or reject. Later events show the effect.
     """
-    return await _pass_on(request, to_user_action(await read_json(request, ACTION_BODY)))
+    return await _perform(request, to_user_action(await read_json(request, ACTION_BODY)))
 
 
 @ROUTES.add(
@@ -147,25 +147,25 @@ async def post_event(request: web.Request) -> Success:
     example={"message": "Add a test for it"},
 )
 async def post_message(request: web.Request, body: MessageBody) -> Success:
-    """Say something in a conversation.
+    """Send a message to a conversation.
 
-    One that rests because nobody used it is woken; one that was stopped has to be started first
-    (409).
+    A sandbox that an idle rule paused is resumed; a conversation that was stopped has to be started
+    first (409).
     """
-    return await _pass_on(request, message_of(body.message))
+    return await _perform(request, message_of(body.message))
 
 
 @ROUTES.add("GET", "/trajectory", Trajectory, errors=(BadRequest,))
 async def get_trajectory(request: web.Request) -> web.Response:
-    """Return a conversation's whole history.
+    """Get the whole history of a conversation.
 
-    Events of V1 in the words of this generation: each is an action or an observation. `replay_json`
-    of a start takes it.
+    Events of V1 are converted to V0: each is an action or an observation. Pass the response as
+    `replay_json` to replay it in a new conversation.
     """
     return raw_json_response(b'{"trajectory":' + raw_array(await _history(request)) + b"}")
 
 
-async def _pass_on(request: web.Request, action: UserAction) -> Success:
+async def _perform(request: web.Request, action: UserAction) -> Success:
     conversation = (await get_view(request)).conversation
     await perform(request.app[PENDING], user_of(request), conversation.id, action)
     return SUCCESS

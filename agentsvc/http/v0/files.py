@@ -1,4 +1,4 @@
-"""Types and handlers of the older generation for the workspace of a conversation."""
+"""Wire structs and handlers of V0 for the workspace of a conversation."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
@@ -33,28 +33,28 @@ _WORKER: Final = "worker"
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which directory of the workspace to list; nothing stands for all of it."""
+    """Query for the files of a directory."""
 
     path: Path = ""
     """Directory, relative to the workspace; empty: the workspace itself"""
 
 
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which file of the workspace to read."""
+    """Query for the text of a file."""
 
     file: Path
-    """File, relative to the workspace, at most 4096 characters"""
+    """Path of the file, relative to the workspace, at most 4096 characters"""
 
 
 class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which file of the workspace to compare."""
+    """Query for the diff of a file."""
 
     path: Path
-    """File, relative to the workspace, at most 4096 characters"""
+    """Path of the file, relative to the workspace, at most 4096 characters"""
 
 
 class Upload(msgspec.Struct, frozen=True, kw_only=True):
-    """Files to write, each a part of the form with a file name."""
+    """Multipart form with the files to write."""
 
     files: Annotated[
         list[
@@ -62,7 +62,7 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
         ],
         Meta(min_length=1),
     ]
-    """The files, each a part of the form named `files` with a file name"""
+    """The files, each in a form part with the name `files` and a file name"""
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,57 +73,60 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
-    """Where files were written, and which were not."""
+    """Result of an upload: written and skipped files."""
 
     uploaded_files: list[str]
     """Absolute paths of the files that were written"""
     skipped_files: list[Skipped]
-    """Files that were not written"""
+    """Files that were not written, with the reasons"""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that differs: modified, added, deleted or renamed."""
+    """A changed file."""
 
     status: str
-    """`M` modified, `A` added, `D` deleted, `R` renamed"""
+    """Kind of the change: `M` modified, `A` added, `D` deleted, `R` renamed"""
     path: str
-    """The file, relative to the workspace"""
+    """Path of the file, relative to the workspace"""
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is and as it was."""
+    """A file in its present and its original state."""
 
     modified: str
-    """Text of the file as it is; empty if it is deleted"""
+    """Present text of the file; empty if it was deleted"""
     original: str
-    """Text of the file as it was; empty if it is new"""
+    """Original text of the file; empty if it is new"""
 
 
 class VscodeUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the editor of a sandbox is, if it has one."""
+    """URL of the editor of a sandbox."""
 
     vscode_url: str | None
-    """URL of the editor with its key in it; null if there is none, or the sandbox does not run"""
+    """URL of the editor, including its key; null without an editor, or if the sandbox is not
+    running"""
 
 
 class WebHosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where what an agent serves can be seen, and on which port it has to listen."""
+    """The work ports of a sandbox, on which the agent can serve web pages."""
 
     hosts: dict[str, int]
-    """Port inside the sandbox by the URL at which it is seen; empty unless the sandbox runs"""
+    """Ports inside the sandbox by the URLs at which they are served; empty unless the sandbox is
+    running"""
 
 
 class Microagent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something the agent has learned, and the words that call for it."""
+    """A skill of the agent (called microagent in V0)."""
 
     name: str
     """Name of the skill"""
     type: str
-    """`repo` is always told to the agent, `knowledge` when one of its triggers is said"""
+    """When the agent gets the skill: `repo` always, `knowledge` if a message has one of its
+    triggers"""
     content: str
     """Text of the skill, in Markdown"""
     triggers: list[str] = []
-    """Words in a message that call for the skill"""
+    """Words in a message that trigger the skill"""
     inputs: list[Any] = []
     """Always empty"""
     tools: list[str] = []
@@ -131,14 +134,14 @@ class Microagent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Microagents(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent of a conversation has learned."""
+    """The skills of the agent of a conversation."""
 
     microagents: list[Microagent]
     """The skills"""
 
 
 def from_skills(skills: list[dict[str, Any]]) -> Microagents:
-    """Return what an agent has learned as it is shown."""
+    """Convert the agent server's list of skills to its wire struct."""
     found = [
         Microagent(
             name=str(skill.get("name") or ""),
@@ -163,7 +166,7 @@ _UNREADABLE: Final = (
     ValueError,
     web.RequestPayloadError,
 )
-"""What is raised for a body that is no form."""
+"""Exceptions of aiohttp for a malformed form."""
 
 ROUTES: Final = Routes("/api/conversations/{conversation_id}", errors=(BadRequest, *OF_AGENTS))
 
@@ -172,8 +175,8 @@ ROUTES: Final = Routes("/api/conversations/{conversation_id}", errors=(BadReques
 async def get_list(request: web.Request, query: ListQuery) -> list[str]:
     """List a directory of the workspace.
 
-    Names in the directory, relative to the workspace: directories first, with a slash behind. What
-    git ignores is left out. Not found (404) unless the sandbox runs.
+    Paths relative to the workspace: directories first, with a trailing slash. Files ignored by git
+    are left out. Not found (404) unless the sandbox is running.
     """
     with error_member():
         return await (await _workspace(request)).list_files(query.path)
@@ -188,7 +191,7 @@ async def get_list(request: web.Request, query: ListQuery) -> list[str]:
 async def get_file(request: web.Request, query: FileQuery) -> Code:
     """Read a text file of the workspace.
 
-    Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
+    Refused (415) for a binary file. Not found (404) unless the sandbox is running.
     """
     with error_member():
         return Code(code=await (await _workspace(request)).read_text(query.file))
@@ -203,9 +206,9 @@ async def get_file(request: web.Request, query: FileQuery) -> Code:
     is_stream=True,
 )
 async def post_files(request: web.Request) -> Uploaded:
-    """Write files into the workspace.
+    """Upload files to the workspace.
 
-    A file of the same name is replaced. What cannot be written is told in `skipped_files`.
+    Replaces files of the same name. Files that cannot be written are listed in `skipped_files`.
     """
     workspace = await _workspace(request)
     written: list[str] = []
@@ -229,7 +232,7 @@ async def post_files(request: web.Request) -> Uploaded:
 async def get_zip(request: web.Request) -> web.Response:
     """Download the workspace as a zip file.
 
-    Refused (409) where the files are too many or too large.
+    Refused (409) if there are too many files or they are too large.
     """
     with error_member():
         packed = await (await _workspace(request)).pack()
@@ -241,7 +244,7 @@ async def get_zip(request: web.Request) -> web.Response:
 async def get_changes(request: web.Request) -> list[Change]:
     """List the files that differ from the remote branch.
 
-    Compared with the remote branch, else with the last commit.
+    Without a remote branch, from the last commit.
     """
     view = await get_view(request)
     with error_member():
@@ -251,9 +254,9 @@ async def get_changes(request: web.Request) -> list[Change]:
 
 @ROUTES.add("GET", "/git/diff", example={"path": "README.md"})
 async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
-    """Return a file as it is and as it was.
+    """Get the present and the original text of a file.
 
-    The other side is the file in the remote branch, else in the last commit.
+    The original is the file of the remote branch, or of the last commit if there is none.
     """
     with error_member():
         view = await get_view(request)
@@ -268,9 +271,9 @@ async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
 
 @ROUTES.add("GET", "/vscode-url", errors=(BadRequest,))
 async def get_vscode_url(request: web.Request) -> VscodeUrl:
-    """Tell where the editor of the sandbox is.
+    """Get the URL of the sandbox's editor.
 
-    The URL goes through this server.
+    The URL is proxied by this server.
     """
     view = await get_view(request)
     folder, links = view.conversation.working_dir, links_of(request)
@@ -279,9 +282,9 @@ async def get_vscode_url(request: web.Request) -> VscodeUrl:
 
 @ROUTES.add("GET", "/web-hosts", errors=(BadRequest,))
 async def get_web_hosts(request: web.Request) -> WebHosts:
-    """Tell where what the agent serves can be seen.
+    """Get the URLs of the sandbox's work ports, on which the agent can serve web pages.
 
-    The URLs go through this server.
+    The URLs are proxied by this server.
     """
     view, links = await get_view(request), links_of(request)
     sandbox = view.sandbox if view.agent_url else None
@@ -293,9 +296,10 @@ async def get_web_hosts(request: web.Request) -> WebHosts:
 
 @ROUTES.add("GET", "/microagents")
 async def get_microagents(request: web.Request) -> Microagents:
-    """List what the agent has learned.
+    """List the skills of the agent.
 
-    Those of the repository, of the user and published ones.
+    Skills of the repository, of the user, and public skills if the server is configured to load
+    them.
     """
     view = await get_view(request)
     load_public = request.app[CONFIG].conversations.public_skills
@@ -317,7 +321,7 @@ def _agent(request: web.Request, view: ConversationView) -> AgentServer:
 
 
 async def _files(request: web.Request) -> AsyncIterator[tuple[str, AsyncIterator[bytes]]]:
-    """Yield the name and the content of each file of a form; raises if it is none."""
+    """Yield the name and content of each file of a form; raises for a body that is not a form."""
     if request.content_type != "multipart/form-data":
         raise UnsupportedMediaType("The body should be `multipart/form-data`")
     try:

@@ -1,6 +1,6 @@
-"""Frames of the V0 event socket. Pure.
+"""Frames of the V0 event socket, as encoded JSON. Pure.
 
-Frames are JSON already. Events have the numbers they have over HTTP.
+Events have the same numbers as over HTTP.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _STATE_CHANGED: Final = "agent_state_changed"
 _STATE_MARK: Final = _STATE_CHANGED.encode()
 _NOTHING: Final = "null"
 _NOT_REPLAYED: Final = (_NOTHING, "recall")
-_TOLD_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})
+_SENT_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})
 _STAGES: Final = {
     StartStatus.PREPARING_REPOSITORY: "STATUS$RUNTIME_STARTED",
     StartStatus.RUNNING_SETUP_SCRIPT: "STATUS$SETTING_UP_WORKSPACE",
@@ -30,26 +30,26 @@ _STAGES: Final = {
 
 
 class StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a conversation runs, or how far its start has come; or its title."""
+    """Status of a conversation or stage of its start, or its title."""
 
     status_update: bool = True
-    """Always true; no event has it"""
+    """Always true; events do not have this field"""
     type: str = "info"
-    """`error` if the conversation has failed, else `info`"""
+    """`error` if the conversation has failed, otherwise `info`"""
     id: str | UnsetType = UNSET
-    """The state, such as `STATUS$STARTING_RUNTIME`, `STATUS$READY`, `STATUS$STOPPED` or
-    `STATUS$ERROR`; left out where the frame tells the title"""
+    """Status, such as `STATUS$STARTING_RUNTIME`, `STATUS$READY`, `STATUS$STOPPED` or
+    `STATUS$ERROR`; left out in a frame with the title"""
     message: str = ""
-    """Why the conversation has failed, or its id where the frame tells the title; else empty"""
+    """Reason of a failure; in a frame with the title the id of the conversation; otherwise empty"""
     conversation_title: str | UnsetType = UNSET
-    """The title; left out where the frame tells a state"""
+    """Title of the conversation; left out in a frame with a status"""
 
 
 class StateFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of the agent that no event tells which the client is sent, so it has no number.
+    """An agent state that is not sent to the client as an event, and so has no number.
 
-    `stopped` when the conversation is; else how the agent is, where it waits for a first message,
-    when the conversation runs again, and for a client that comes back.
+    `stopped` when the conversation is stopped. Otherwise the present state: when the agent waits
+    for a first message, when the conversation runs again, and for a client that reconnects.
     """
 
     observation: str = _STATE_CHANGED
@@ -65,12 +65,12 @@ class StateFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be done of what this client has asked for."""
+    """An error in response to a request of this client."""
 
     error: bool = True
-    """Always true; no event has it"""
+    """Always true; events do not have this field"""
     message: str
-    """Why, for people"""
+    """Reason, for people"""
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,20 +79,20 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     observation: str = ""
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
+class _StateEvent(msgspec.Struct, frozen=True, kw_only=True):
     observation: str = ""
     extras: dict[str, Any] = {}
 
 
 _head = msgspec.json.Decoder(_Head)
-_told_state = msgspec.json.Decoder(_Told)
+_state_event = msgspec.json.Decoder(_StateEvent)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def replay(history: Sequence[bytes], latest_event_id: int) -> Iterator[bytes]:
-    """Yield the events behind a number; of the states only the last one, at the end.
+    """Yield the events after a number; of the state changes only the last one, at the end.
 
-    What an imported history has of the agent's looks into its memory, and of nothing, is left out.
+    Skips the `recall` actions and `null` events of an imported history.
     """
     state: bytes | None = None
     for number in range(latest_event_id + 1, len(history)):
@@ -107,14 +107,14 @@ def replay(history: Sequence[bytes], latest_event_id: int) -> Iterator[bytes]:
 
 
 def live(event: bytes) -> bytes | None:
-    """Return an event as it is told when it happens, or None if it is not.
+    """Return an event in its form for live delivery, or None if it is not delivered live.
 
-    What the environment tells is the agent's then, as far as it is of interest.
+    Some observations of the environment are sent with the source `agent`, the others are dropped.
     """
     head = _head.decode(event)
     if head.source != "environment":
         return event
-    if head.observation not in _TOLD_LIVE:
+    if head.observation not in _SENT_LIVE:
         return None
     members = _members.decode(event)
     members["source"] = msgspec.Raw(b'"agent"')
@@ -122,12 +122,12 @@ def live(event: bytes) -> bytes | None:
 
 
 def error_frame(message: str) -> bytes:
-    """Return the frame that tells one client what went wrong."""
+    """Return the frame that reports an error to one client."""
     return encode(ErrorFrame(message=message))
 
 
 def title_frame(view: ConversationView) -> bytes | None:
-    """Return the frame that tells the title of a conversation, None while it has none."""
+    """Return the frame with the title of a conversation, or None if it has no title."""
     title = view.conversation.title
     if title is None:
         return None
@@ -135,25 +135,25 @@ def title_frame(view: ConversationView) -> bytes | None:
 
 
 def last_state(history: Sequence[bytes], latest_event_id: int = -1) -> str | None:
-    """Return the last state that events behind a number tell, None if they tell none."""
+    """Return the last agent state in the events after a number, or None."""
     for number in range(len(history) - 1, latest_event_id, -1):
-        # Most events are far larger than a look for a word in them is worth decoding.
+        # Searching for the word is far cheaper than decoding the event.
         if _STATE_MARK in history[number]:
-            told = _told_state.decode(history[number])
-            if told.observation == _STATE_CHANGED:
-                return string_of(told.extras, "agent_state")
+            event = _state_event.decode(history[number])
+            if event.observation == _STATE_CHANGED:
+                return string_of(event.extras, "agent_state")
     return None
 
 
 def state_frame(state: str) -> bytes:
-    """Return the frame that tells a state that no event tells, so it is no event."""
+    """Return the frame with an agent state that is not an event."""
     return encode(StateFrame(extras={"agent_state": state, "reason": ""}))
 
 
 def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
-    """Return the frame that tells whether a conversation runs, or how far its start has come."""
+    """Return the frame with the status of a conversation, or the stage of its start."""
     conversation, sandbox = view.conversation, view.sandbox
-    match _told_status(view):
+    match _shown_status(view):
         case ConversationStatus.STARTING if not conversation.is_ready and stage in _STAGES:
             return _info(_STAGES[stage])
         case ConversationStatus.STARTING:
@@ -169,10 +169,10 @@ def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
             return _failure("STATUS$ERROR", reason)
 
 
-def _told_status(view: ConversationView) -> ConversationStatus:
-    """Return the state of a conversation; a failure in its start is that of the start.
+def _shown_status(view: ConversationView) -> ConversationStatus:
+    """Return the status of a conversation, but STARTING for a failed sandbox during the start.
 
-    When its sandbox has failed, the start is about to say why, and what to do.
+    The start task is about to report why the sandbox failed, and what to do.
     """
     status = status_of(view)
     is_starting = not view.conversation.is_ready and not view.conversation.start_failed
@@ -185,7 +185,7 @@ def _info(status_id: str) -> bytes:
 
 
 READY: Final = _info("STATUS$READY")
-"""The frame that tells that all is well."""
+"""The frame for a running conversation."""
 
 
 def _failure(status_id: str, message: str) -> bytes:

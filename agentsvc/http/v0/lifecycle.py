@@ -1,6 +1,6 @@
-"""Starts and stops conversations of the older generation.
+"""Handlers of V0 that start and stop conversations.
 
-To stop one is to interrupt its agent and pause its sandbox, to start it is to resume that.
+Stopping interrupts the agent and pauses the sandbox; starting resumes the sandbox.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ _SYNC_SECONDS: Final = 10.0
 
 
 class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
-    """ProvidersSetModel: which git providers a front end knows of; nothing depends on it."""
+    """ProvidersSetModel: the git providers that a front end knows; without effect."""
 
     providers_set: (
         Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None
     ) = None
-    """Names of git providers; read, and without effect. Null: none"""
+    """Names of git providers; accepted without effect. Null: none"""
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a conversation runs: the ids of its sandbox and of itself."""
+    """Ids of a conversation and its sandbox."""
 
     runtime_id: str | None
-    """Id of its sandbox; null if there is none"""
+    """Id of the sandbox; null if there is none"""
     session_id: str
     """Id of the conversation"""
 
@@ -58,9 +58,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     example={"providers_set": ["github"]},
 )
 async def post_start(request: web.Request) -> StartAnswer:
-    """Let a stopped conversation run again.
+    """Start a stopped conversation.
 
-    Its sandbox is resumed; one that runs is left alone. It needs a body, which may be `{}`.
+    Resumes its sandbox; no effect if the sandbox is running. The request needs a body, which may be
+    `{}`.
     """
     name = conversation_id_of(request)
     await read_json(request, StartAgainBody)
@@ -76,7 +77,8 @@ async def post_start(request: web.Request) -> StartAnswer:
 async def post_stop(request: web.Request) -> StartAnswer:
     """Stop a conversation.
 
-    Its sandbox is paused, with all conversations in it. One that does not run is left alone.
+    Pauses its sandbox, with all conversations in it. No effect on a conversation that is not
+    running.
     """
     name = conversation_id_of(request)
     view = await find_view(request, name)
@@ -84,7 +86,7 @@ async def post_stop(request: web.Request) -> StartAnswer:
     if view is None or status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
         message, status = "Conversation was not running", ConversationStatus.STOPPED
     else:
-        # What is told is the state the conversation was in before.
+        # Clients expect the status from before the stop.
         await _pause(request, view)
         name, message = shown_id(view), "Conversation stopped successfully"
     return StartAnswer(conversation_id=name, message=message, conversation_status=status)
@@ -92,18 +94,18 @@ async def post_stop(request: web.Request) -> StartAnswer:
 
 @ROUTES.add("GET", "/{conversation_id}/config", errors=(BadRequest,))
 async def get_config(request: web.Request) -> RuntimeConfig:
-    """Tell where a conversation runs.
+    """Get the ids of a conversation and its sandbox.
 
-    For clients that look into the sandbox.
+    For clients that access the sandbox.
     """
     view = await get_view(request)
     return RuntimeConfig(runtime_id=view.conversation.sandbox_id, session_id=shown_id(view))
 
 
 async def _resume(request: web.Request, view: ConversationView) -> None:
-    """Ask for the sandbox of a conversation to run; one that is still being made needs no asking.
+    """Resume the sandbox of a conversation; do nothing during its start.
 
-    Raises Conflict if the start had failed, Gone if the sandbox is, or as a resume does.
+    Raises Conflict if the start failed, Gone if the sandbox is gone, and as `resume` does.
     """
     conversation = view.conversation
     if conversation.start_failed:
@@ -116,14 +118,14 @@ async def _resume(request: web.Request, view: ConversationView) -> None:
 
 
 async def _pause(request: web.Request, view: ConversationView) -> None:
-    """Interrupt the agent and ask for a paused sandbox; raises Conflict during the start.
+    """Interrupt the agent and pause the sandbox; raises Conflict during the start.
 
-    What came of the interruption is fetched first, since a paused sandbox delivers nothing.
+    The events of the interruption are fetched first, because a paused sandbox delivers no events.
     """
     if not view.conversation.is_ready or view.sandbox is None:
         raise Conflict("The conversation is still being started")
     user_id = user_of(request)
-    # An agent that cannot be told, or answers slowly, is stopped all the same, with its sandbox.
+    # If the agent cannot be interrupted or does not respond in time, pausing the sandbox stops it.
     with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound, TimeoutError):
         await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
         async with asyncio.timeout(_SYNC_SECONDS):

@@ -1,8 +1,8 @@
-"""One client of the event socket: what it is told, and what it tells the agent.
+"""One client of the event socket: sends it events, and forwards its actions to the agent.
 
-It is told what the store has, at the pace at which it reads; a client that does not read is let
-go of. What it says is passed on one after the other; a client that says more than that is let go
-of, too.
+Events are read from the store at the pace at which the client reads; a client that does not read is
+disconnected. Actions are queued and forwarded one after the other; a client whose queue overflows
+is disconnected, too.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ log = logging.getLogger(__name__)
 _DONE: Final = 200
 _ACTION: Final = "SOCKET /socket.io"
 _BATCH_BYTES: Final = 64 * 1024
-"""How much is sent before it is looked whether the client reads it."""
+"""Bytes to send before waiting for the client to read them."""
 _FRAME_BYTES: Final = _BATCH_BYTES // 14
-"""What a frame counts at least for a client that polls: those in Python break off at an answer of
-more than 16 packets."""
+"""Minimum size that counts for a frame to a polling client: Python clients disconnect at a response
+with more than 16 packets."""
 MAX_ACTIONS: Final = 16
-"""How many actions of one client may wait for the agent."""
+"""Maximum number of queued actions of one client."""
 
 
 class ClientQueue:
-    """The way to one client; it keeps no more than two batches that the client has not read."""
+    """The send queue of one client; holds at most two batches that the client has not read."""
 
     def __init__(
         self,
@@ -69,45 +69,45 @@ class ClientQueue:
         self._unread = 0
 
     async def send(self, frame: bytes) -> None:
-        """Send a frame; waits for a client that reads slowly."""
+        """Send a frame; waits for a slow client. Raises ConnectionError if it does not read."""
         socket = self._server.eio.sockets.get(self.eio_sid)
         if socket is None or socket.closed:
-            raise ConnectionResetError("it is gone")
+            raise ConnectionResetError("the client has disconnected")
         if self._unread >= _BATCH_BYTES:
             try:
                 async with asyncio.timeout(self._send_seconds):
                     await socket.queue.join()
             except TimeoutError as exc:
-                raise ConnectionAbortedError("it does not read") from exc
+                raise ConnectionAbortedError("the client does not read") from exc
             self._unread = 0
         text = event_packet(frame)
         self._unread += len(text) if socket.upgraded else max(len(text), _FRAME_BYTES)
         await self._server.eio.send(self.eio_sid, text)
 
     async def close(self) -> None:
-        """End the connection of a client that has said goodbye."""
+        """Close the connection of a client that has disconnected from the namespace."""
         socket = self._server.eio.sockets.get(self.eio_sid)
         if socket is not None:
             await socket.close(wait=False)
 
     async def turn_away(self) -> None:
-        """Say why this is the end, and end it."""
+        """Send the error for too many actions and disconnect the client."""
         with contextlib.suppress(ConnectionError):
             await self.send(error_frame("Too many actions at once"))
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """End the connection for good; what was sent still arrives."""
+        """Disconnect the client for good; frames that were sent still arrive."""
         await self._server.disconnect(self._sid)
         await self._end(self.eio_sid)
 
     async def drop(self) -> None:
-        """Break the connection; the client may come back."""
+        """Close the connection; the client may reconnect."""
         await self._end(self.eio_sid)
 
 
 class Listener:
-    """A client that follows one conversation."""
+    """A client of the event socket that is connected to one conversation."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Listener:
         conversation = view.conversation
         self.conversation_id = conversation.id
         self.holds = contextlib.ExitStack()
-        """What is let go of when it is closed."""
+        """Contexts that `close` exits."""
         self._user_id = conversation.user_id
         self._created_at = conversation.created_at
         self._request = request
@@ -133,19 +133,19 @@ class Listener:
         self._position = 0
         self._has_run = False
         self._state: str | None = None
-        """The last state of the history."""
-        self._told_state: str | None = None
-        """The last state the client was told."""
+        """The last agent state in the history."""
+        self._sent_state: str | None = None
+        """The last agent state that was sent to the client."""
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
         self._news = self._app[keys.EVENT_BUS].subscribe(self._user_id, self._is_wanted)
 
     async def stream(self) -> None:
-        """Send what is stored and then what happens, until the listener is closed."""
+        """Send the stored events, then new ones, until the listener is closed."""
         try:
             await self._stream_all()
         except Exception as exc:
-            # Whatever it was, the client is told no more, and has to come back for that.
+            # After any error no more events are sent; the client has to reconnect to get them.
             await self.line.drop()
             if not isinstance(exc, ConnectionError):
                 raise
@@ -157,7 +157,7 @@ class Listener:
             self.close()
 
     def enqueue(self, raw: bytes) -> bool:
-        """Queue an action of the client; say whether there was room for it. Never waits."""
+        """Queue an action of the client without waiting; return False if the queue is full."""
         is_full = self._inbox.qsize() >= MAX_ACTIONS
         if is_full or (self._inbox_bytes and self._inbox_bytes + len(raw) > self._max_bytes):
             return False
@@ -166,20 +166,20 @@ class Listener:
         return True
 
     async def process_actions(self) -> None:
-        """Pass on what the client says, one after the other, until the listener is closed."""
+        """Forward the queued actions one after the other, until the listener is closed."""
         while (raw := await self._inbox.get()) is not None:
             self._inbox_bytes -= len(raw)
             try:
-                await self._pass_on(raw)
+                await self._forward(raw)
             except errors.AgentsvcError as exc:
-                await self._note(exc.status)
+                await self._audit(exc.status)
                 await self._send_error(exc.message)
                 if isinstance(exc, errors.NotAuthenticated):
                     await self.line.hang_up()
             else:
-                await self._note(_DONE)
+                await self._audit(_DONE)
 
-    async def _pass_on(self, raw: bytes) -> None:
+    async def _forward(self, raw: bytes) -> None:
         await self._check_key()
         await perform(
             self._app[keys.PENDING],
@@ -189,7 +189,7 @@ class Listener:
         )
 
     async def resume(self) -> None:
-        """Let a stopped conversation run again, as clients expect of a connect."""
+        """Resume a stopped conversation, as clients expect when they connect."""
         view = await self._find()
         sandbox = view.sandbox if view else None
         if view is None or sandbox is None or not view.conversation.is_ready:
@@ -202,7 +202,7 @@ class Listener:
             await self._send_error(exc.message)
 
     def close(self) -> None:
-        """End what is going on; safe to call twice."""
+        """Stop streaming and processing; idempotent."""
         self.holds.close()
         self._news.close()
         self._inbox.put_nowait(None)
@@ -210,14 +210,14 @@ class Listener:
     # Inside
 
     async def _check_key(self) -> None:
-        """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
+        """Raise NotAuthenticated if the key is no longer valid, NotAllowed if it is read-only."""
         now = await self._app[keys.OPEN_CONNECTIONS].find(self._caller)
         if now is None:
             raise errors.NotAuthenticated
         check_scope(Scope.RUN, now)
 
-    async def _note(self, status: int) -> None:
-        """Note in the audit log what the caller has asked for, with the status it would have in HTTP."""
+    async def _audit(self, status: int) -> None:
+        """Write an action to the audit log, with the status that it would have over HTTP."""
         entry = of_caller(
             self._caller,
             _ACTION,
@@ -242,7 +242,7 @@ class Listener:
         await self.line.hang_up()
 
     async def _wait_for_news(self) -> bool:
-        """Wait until there may be something to tell; say whether anybody still listens."""
+        """Wait until there may be news to send; return False once the subscription is closed."""
         try:
             return bool(await self._news.take())
         except Overflow:
@@ -252,7 +252,7 @@ class Listener:
         history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
         self._position = len(history)
         self._state = last_state(history)
-        self._told_state = last_state(history, self._latest_event_id)
+        self._sent_state = last_state(history, self._latest_event_id)
         for event in replay(history[: self._position], self._latest_event_id):
             await self.line.send(event)
 
@@ -261,14 +261,14 @@ class Listener:
         news = history[self._position :]
         self._position += len(news)
         if state := last_state(news):
-            self._state = self._told_state = state
+            self._state = self._sent_state = state
         for event in news:
             shown = live(event)
             if shown is not None:
                 await self.line.send(shown)
 
     async def _send_status(self) -> bool:
-        """Tell what has changed beside events; say whether the conversation still exists."""
+        """Send changes of status, title and state; return False if the conversation is deleted."""
         view = await self._find()
         if view is None:
             return False
@@ -281,16 +281,16 @@ class Listener:
                 await self.line.send(frame)
         self._sent = now
         state = self._find_state(view)
-        if state not in (None, self._told_state):
+        if state not in (None, self._sent_state):
             await self.line.send(state_frame(state))
-            self._told_state = state
+            self._sent_state = state
         return True
 
     def _find_state(self, view: ConversationView) -> str | None:
-        """Return the state clients should know of, None if there is none to tell.
+        """Return the agent state that the client should have, or None to send none.
 
-        Front ends take no message before they have one. To connect is to start a conversation, so
-        it is stopped only where it has run since.
+        Front ends accept no message before they have a state. Connecting resumes a stopped
+        conversation, so `stopped` is sent only if it has run since the client connected.
         """
         match status_of(view):
             case ConversationStatus.STOPPED if self._has_run:
@@ -306,7 +306,7 @@ class Listener:
         [view] = await self._app[keys.CONVERSATIONS].find_many(
             self._user_id, [self.conversation_id], include_starting=True
         )
-        # One that was deleted and made again under its id is another one.
+        # A conversation that was deleted and created again with the same id is a different one.
         is_same = view is not None and view.conversation.created_at == self._created_at
         return view if is_same else None
 
@@ -322,12 +322,12 @@ class Listener:
         try:
             await self.line.send(error_frame(message))
         except ConnectionError:
-            # Whoever tells it what happens finds out too, and lets go of it.
+            # `stream` gets the same error and disconnects the client.
             return
 
 
 class _SentFrames(NamedTuple):
-    """The frames a client has of what changes; it need not be told that all is well."""
+    """The last status and title frames of a client; READY, the initial one, need not be sent."""
 
     status: bytes
     title: bytes | None
@@ -337,4 +337,4 @@ def _to_body(raw: bytes) -> ActionBody:
     try:
         return ACTION_BODY.decode(raw)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise errors.BadRequest(f"This is no action: {exc}") from exc
+        raise errors.BadRequest(f"This is not an action: {exc}") from exc

@@ -31,7 +31,7 @@ _METADATA: Final = {
 
 
 class ShownObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of an observation event that depend on what was observed."""
+    """The fields of an observation event that depend on the tool."""
 
     observation: str
     content: str
@@ -41,23 +41,23 @@ class ShownObservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_observation(event: ObservationEvent, asked: ShownAction | None) -> ShownObservation | None:
-    """Return the observation an agent event is shown as, or None if it is not shown.
+    """Convert an observation event of the agent to a V0 observation, or None if it is not shown.
 
-    `asked` is the action it answers, where that is known.
+    `asked` is the action that it answers, if it is known.
     """
     kind = string_of(event.observation, "kind")
     return _BUILDERS.get(kind, _answer_tool)(event, asked)
 
 
 def show_error(content: str, *, error_id: str = "") -> ShownObservation:
-    """Return an error observation."""
+    """Return an error observation with this text."""
     return ShownObservation(
         observation="error", content=content, message=content, extras={"error_id": error_id}
     )
 
 
 def show_run_error(event: ConversationErrorEvent) -> ShownObservation:
-    """Return the error observation for a run that failed, with an id clients know."""
+    """Return the error observation of a failed run, with an error id that clients know."""
     content = event.detail or event.code
     return show_error(content, error_id=_error_id(event.code, event.classification))
 
@@ -70,7 +70,7 @@ def _error_id(code: str, classification: Classification | None) -> str:
 
 
 _ERROR_IDS: Final = {
-    # The user's own limit, not the credit with the provider.
+    # The user's own limit, not the credit at the provider.
     "MaxBudgetReached": "STATUS$ERROR",
     "QuotaReached": "STATUS$ERROR",
     "LLMAuthenticationError": "STATUS$ERROR_LLM_AUTHENTICATION",
@@ -175,7 +175,7 @@ def _answer_tool(event: ObservationEvent, asked: ShownAction | None) -> ShownObs
 
 
 def _hidden(_event: ObservationEvent, _asked: ShownAction | None) -> None:
-    """Show nothing: the finish action has said it all."""
+    """Return None: the finish action already has the message."""
 
 
 def _content(fields: Fields) -> str:

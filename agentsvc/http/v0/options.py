@@ -1,4 +1,4 @@
-"""Handlers of the older generation for what a front end lets its user choose from."""
+"""Handlers of V0 for the options of a front end: models, agents, security analyzers."""
 
 from typing import Final
 
@@ -14,19 +14,19 @@ ROUTES: Final = Routes("/api/options")
 
 @ROUTES.add("GET", "/config")
 async def get_config(_request: web.Request) -> WebConfig:
-    """Tell a front end where it is.
+    """Get the configuration of front ends.
 
-    What front ends of the older generation ask for at page load.
+    V0 front ends read it at page load.
     """
     return WebConfig()
 
 
 @ROUTES.add("GET", "/models")
 async def get_models(request: web.Request) -> list[str]:
-    """List the language models.
+    """List language models.
 
-    As `provider/name`, which `llm_model` takes. What this server knows; a model that is not here
-    can be used as well.
+    As `provider/name`, the value of `llm_model`. The list is a suggestion: models that are not
+    listed can be used, too.
     """
     models = (await request.app[CATALOGUE].get()).models
     return sorted({f"{model.provider}/{model.name}" for model in models})
@@ -36,15 +36,15 @@ async def get_models(request: web.Request) -> list[str]:
 async def get_agents(_request: web.Request) -> list[str]:
     """List the agents.
 
-    There is one.
+    There is only one.
     """
     return list(AGENTS)
 
 
 @ROUTES.add("GET", "/security-analyzers")
 async def get_security_analyzers(_request: web.Request) -> list[str]:
-    """List what can rate the risk of an action.
+    """List the security analyzers, which rate the risk of actions.
 
-    `security_analyzer` takes one of them, and `none`.
+    `security_analyzer` accepts these and `none`.
     """
     return [name for name in SECURITY_ANALYZERS if name != "none"]

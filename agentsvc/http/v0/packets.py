@@ -1,7 +1,7 @@
-"""Packets of the Socket.IO protocol: what clients send is checked, what they get is JSON already.
+"""Packets of the Socket.IO protocol: validates received ones, encodes frames for sending.
 
-A packet that no client of this server has a reason to send reads as a goodbye. What a client says
-in an event is left as it came, for whoever knows its type.
+A packet that clients of this server have no reason to send is read as a disconnect. The arguments
+of an event stay JSON; the module that knows their type decodes them.
 """
 
 from typing import Any, Final
@@ -15,11 +15,11 @@ from socketio import packet
 from agentsvc.base import BadRequest, has_many_values
 
 EVENT: Final = "oh_event"
-"""The name under which everything is sent."""
+"""The name of all Socket.IO events that the server sends."""
 
 _RESERVED: Final = frozenset({"connect", "disconnect", "connect_error"})
 _DEFAULT_NAMESPACES: Final = (None, "/")
-_NO_PAYLOAD: Final = "The body is no payload of the Engine.IO protocol"
+_NO_PAYLOAD: Final = "The body is not a payload of the Engine.IO protocol"
 
 
 _text: Final = msgspec.json.Decoder(str)
@@ -27,7 +27,7 @@ _items: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Json:
-    """What the protocol's packets are written and read with; the items of a list stay JSON."""
+    """JSON codec of packets; the items of a decoded list stay JSON."""
 
     @staticmethod
     def dumps(value: Any, **_options: Any) -> str:
@@ -36,14 +36,14 @@ class _Json:
     @staticmethod
     def loads(text: str) -> Any:
         if has_many_values(text.encode()):
-            raise ValueError("these are too many values")
+            raise ValueError("the packet has too many values")
         try:
             return _items.decode(text) if text.startswith("[") else msgspec.json.decode(text)
         except msgspec.DecodeError as exc:
-            raise ValueError("this is no JSON") from exc
+            raise ValueError("the packet is not JSON") from exc
 
 
-# Engine.IO would read as JSON, by Python's own decoder, what no client of Socket.IO sends as that.
+# Engine.IO tries to decode packet data as JSON with Python's decoder; Socket.IO clients send none.
 EngineIoPacket.json = _Json
 
 
@@ -63,7 +63,7 @@ class Packet(packet.Packet):  # type: ignore[misc]  # the package has no types
             self.namespace = self.id = self.data = None
 
     def _read(self, received: Any) -> bool:
-        """Take in what was received; say whether it is a packet."""
+        """Decode a received packet; return whether it is valid and expected."""
         if not isinstance(received, str):
             return False
         try:
@@ -88,13 +88,13 @@ class Packet(packet.Packet):  # type: ignore[misc]  # the package has no types
 
 
 def event_packet(frame: bytes) -> str:
-    """Return a frame as the text of a packet."""
+    """Encode a frame as the text of a Socket.IO event packet."""
     text: str = Packet(packet.EVENT, data=[EVENT, msgspec.Raw(frame)]).encode()
     return text
 
 
 def check_payload(body: bytes) -> None:
-    """Raise BadRequest unless the body of a polling client is made of packets."""
+    """Raise BadRequest unless the body of a polling client consists of valid packets."""
     try:
         found = Payload(encoded_payload=body.decode()).packets
     except (ValueError, LookupError, RecursionError) as exc:

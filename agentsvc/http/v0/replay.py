@@ -1,8 +1,8 @@
-"""Recorded trajectories a client wants replayed, read into steps of the core. Pure.
+"""Parses recorded trajectories into replay steps of the domain. Pure.
 
-A trajectory is what this generation gives under `trajectory`, or a list of events of version 1.
-What has no effect and is said to nobody is left out; an action that cannot be done again as it
-was done is refused by name, before anything starts.
+A trajectory is the `trajectory` of V0, or a list of V1 events. Events without an effect are
+skipped. An action that cannot be replayed exactly is refused with its name before the conversation
+starts.
 """
 
 from collections.abc import Container, Sequence
@@ -37,7 +37,7 @@ _NOT_DONE: Final = frozenset({"rejected", "awaiting_confirmation"})
 
 
 def read_recording(text: str) -> tuple[RecordedStep, ...]:
-    """Return the steps of a recording; raises BadRequest with what is wrong with it."""
+    """Parse the steps of a recording; raises BadRequest with the reason if it is invalid."""
     body = text.encode()
     if has_many_values(body):
         raise _refusal(TOO_MANY_VALUES)
@@ -49,14 +49,14 @@ def read_recording(text: str) -> tuple[RecordedStep, ...]:
     events = value.get("trajectory") if isinstance(value, dict) else value
     if not isinstance(events, list) or not events or not all(map(_is_event, events)):
         raise _refusal(NO_TRAJECTORY)
-    is_newer = any(isinstance(event.get("kind"), str) for event in events)
+    is_v1 = any(isinstance(event.get("kind"), str) for event in events)
     steps, rejected = _Steps(), _rejected_in(events)
     for number, event in enumerate(events):
         try:
-            if is_newer:
-                _add_newer(steps, event, rejected)
+            if is_v1:
+                _add_v1(steps, event, rejected)
             else:
-                _add_older(steps, event)
+                _add_v0(steps, event)
         except NotReplayableError as exc:
             text = f"replay_json cannot be replayed: event {number} {exc}"
             raise _refusal(text) from exc
@@ -75,14 +75,14 @@ def _checked(steps: tuple[RecordedStep, ...]) -> tuple[RecordedStep, ...]:
 
 
 class _Steps:
-    """The steps so far, and what the agent has said since."""
+    """Collects steps; text of the agent is buffered until its next action."""
 
     def __init__(self) -> None:
         self.done: list[RecordedStep] = []
         self._said: list[str] = []
 
     def say(self, source: object, text: str, image_urls: Sequence[str]) -> None:
-        """Add what the user says, or the agent."""
+        """Add a message of the user or the agent."""
         if source != "user":
             self.say_of_agent(text)
             return
@@ -92,23 +92,23 @@ class _Steps:
             self.done.append(RecordedStep(message=message))
 
     def say_of_agent(self, text: str) -> None:
-        """Add what the agent says; it goes with what it does next, if it does something."""
+        """Buffer text of the agent; it becomes part of the step with its next action."""
         if text:
             self._said.append(text)
 
     def use(self, uses: tuple[ToolUse, ...]) -> None:
-        """Add what the agent does."""
+        """Add a step with tool calls of the agent and its buffered text."""
         text, self._said = "\n\n".join(self._said), []
         self.done.append(RecordedStep(text=text, uses=uses))
 
     def flush(self) -> None:
-        """Let what the agent has said be a turn of its own."""
+        """Add buffered text of the agent as a step without tool calls."""
         if self._said:
             self.use(())
 
 
-def _add_older(steps: _Steps, event: Fields) -> None:
-    """Take in one event of this generation; raises NotReplayableError."""
+def _add_v0(steps: _Steps, event: Fields) -> None:
+    """Add a V0 event; raises NotReplayableError."""
     name, args = _text(event.get("action")), event.get("args") or {}
     if not name or event.get("observation") is not None or name in NO_EFFECT:
         return
@@ -122,8 +122,8 @@ def _add_older(steps: _Steps, event: Fields) -> None:
         steps.use(uses)
 
 
-def _add_newer(steps: _Steps, event: Fields, rejected: Container[str]) -> None:
-    """Take in one event of version 1; raises NotReplayableError."""
+def _add_v1(steps: _Steps, event: Fields, rejected: Container[str]) -> None:
+    """Add a V1 event; raises NotReplayableError."""
     if event.get("kind") == "MessageEvent":
         message = event.get("llm_message")
         parts = _parts(message.get("content")) if isinstance(message, dict) else []
@@ -148,7 +148,7 @@ def _add_action(steps: _Steps, event: Fields) -> None:
 
 
 def _rejected_in(events: Sequence[Fields]) -> set[str]:
-    """Return the ids of the actions of version 1 that the user did not allow."""
+    """Return the ids of the V1 actions that the user rejected."""
     return {
         _text(event.get("action_id"))
         for event in events
@@ -157,7 +157,7 @@ def _rejected_in(events: Sequence[Fields]) -> set[str]:
 
 
 def _is_event(value: Any) -> bool:
-    """Whether this is an event of either generation."""
+    """Whether a value is a V0 or V1 event."""
     if not isinstance(value, dict):
         return False
     return any(isinstance(value.get(mark), str) for mark in _EVENT_MARKS)

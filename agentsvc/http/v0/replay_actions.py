@@ -1,4 +1,4 @@
-"""Recorded actions as uses of the tools that agents have now. Pure."""
+"""Converts recorded actions to calls of the tools that agents have now. Pure."""
 
 from collections.abc import Callable, Mapping
 from shlex import quote
@@ -26,7 +26,7 @@ NO_EFFECT: Final = frozenset(
         "stop",
     }
 )
-"""Actions that change nothing in a sandbox and say nothing to the agent."""
+"""Actions that neither change the sandbox nor send anything to the agent."""
 
 _TOOLS: Final = frozenset({"terminal", "file_editor", "task_tracker", "think", "finish"})
 _EDITS: Final = ("view", "create", "str_replace", "insert", "undo_edit")
@@ -39,48 +39,46 @@ _EDIT_FIELDS: Final = (
     "insert_line",
     "view_range",
 )
-_OF_THE_AGENT: Final = frozenset({"security_risk", "summary", "kind"})
-"""What agents say of each use beside what the tool is told."""
+_METADATA: Final = frozenset({"security_risk", "summary", "kind"})
+"""Fields of a tool call that the agent adds and the tool does not take."""
 
 
 class NotReplayableError(Exception):
-    """An action cannot be done again as it was done; says why, as the rest of a sentence."""
+    """An action cannot be replayed; the message is the end of a sentence, "event 3 …"."""
 
 
 def uses_of_action(name: str, args: Fields) -> tuple[ToolUse, ...]:
-    """Return an action of the older generation; raises NotReplayableError."""
+    """Convert a V0 action to tool calls; raises NotReplayableError."""
     build = _BUILDERS.get(name)
     if build is None:
-        raise NotReplayableError(f"is a `{name}`, which cannot be done again as it was done")
+        raise NotReplayableError(f"is a `{name}` action, which cannot be replayed")
     return build(args)
 
 
 def uses_of_tool(tool: str, written: str, action: Fields) -> tuple[ToolUse, ...]:
-    """Return a use of a tool of version 1; raises NotReplayableError.
+    """Convert a V1 action to tool calls; raises NotReplayableError.
 
-    What the model has written counts; without it, what was made of that.
+    Uses the arguments that the model wrote, or the parsed action if they are missing.
     """
     if tool not in _TOOLS:
-        raise NotReplayableError(f"uses `{tool}`, which cannot be done again as it was done")
+        raise NotReplayableError(f"uses the tool `{tool}`, which cannot be replayed")
     try:
         arguments = msgspec.json.decode(written, type=Fields) if written else action
         check_extremes(written.encode())
     except (msgspec.DecodeError, RecursionError) as exc:
         raise NotReplayableError("has arguments that are not JSON") from exc
     told = {
-        key: value
-        for key, value in arguments.items()
-        if key not in _OF_THE_AGENT and value is not None
+        key: value for key, value in arguments.items() if key not in _METADATA and value is not None
     }
     return (ToolUse(tool=tool, arguments=told),)
 
 
 def _run(args: Fields) -> tuple[ToolUse, ...]:
-    command = _must(args, "command")
+    command = _required(args, "command")
     if args.get("is_input"):
         return (ToolUse(tool="terminal", arguments={"command": command, "is_input": True}),)
     if args.get("is_static"):
-        # It ran in a shell of its own, in a directory that may have been named.
+        # A static command ran in a new shell, in a directory that the action may name.
         folder = args.get("cwd")
         place = f"cd -- {quote(folder)} && " if isinstance(folder, str) and folder else ""
         command = f"( {place}{command}\n)"
@@ -97,7 +95,7 @@ def _read(args: Fields) -> tuple[ToolUse, ...]:
 
 def _write(args: Fields) -> tuple[ToolUse, ...]:
     if args.get("start", 0) != 0 or args.get("end", -1) != -1:
-        raise NotReplayableError("writes into the middle of a file, which cannot be done again")
+        raise NotReplayableError("writes into the middle of a file, which cannot be replayed")
     path, content = _path(args), args.get("content")
     if not isinstance(content, str):
         raise NotReplayableError("has no `content`")
@@ -111,14 +109,14 @@ def _write(args: Fields) -> tuple[ToolUse, ...]:
 def _edit(args: Fields) -> tuple[ToolUse, ...]:
     command = args.get("command") or "view"
     if args.get("impl_source") == "llm_based_edit" or command not in _EDITS:
-        raise NotReplayableError("is an edit that a model made, which cannot be done again")
+        raise NotReplayableError("is an edit made by a model, which cannot be replayed")
     _path(args)
     told = {name: args[name] for name in _EDIT_FIELDS if args.get(name) is not None}
     return (ToolUse(tool="file_editor", arguments=told | {"command": command}),)
 
 
 def _think(args: Fields) -> tuple[ToolUse, ...]:
-    return (ToolUse(tool="think", arguments={"thought": _must(args, "thought")}),)
+    return (ToolUse(tool="think", arguments={"thought": _required(args, "thought")}),)
 
 
 def _finish(args: Fields) -> tuple[ToolUse, ...]:
@@ -139,13 +137,13 @@ def _task(task: Fields) -> Fields:
 
 
 def _path(args: Fields) -> str:
-    path = _must(args, "path")
+    path = _required(args, "path")
     if not path.startswith("/"):
-        raise NotReplayableError(f"names a file by a path that is not absolute: {path[:200]}")
+        raise NotReplayableError(f"has a path that is not absolute: {path[:200]}")
     return path
 
 
-def _must(args: Fields, name: str) -> str:
+def _required(args: Fields, name: str) -> str:
     value = args.get(name)
     if not isinstance(value, str):
         raise NotReplayableError(f"has no `{name}`")

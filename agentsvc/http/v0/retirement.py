@@ -1,4 +1,4 @@
-"""Deprecation headers of the V0 API, and 404 where it is switched off.
+"""Deprecation headers of V0, and 404 responses if V0 is switched off.
 
 The headers are those of RFC 9745 and RFC 8288.
 """
@@ -14,7 +14,7 @@ from agentsvc.http.routes import IS_ELSEWHERE
 from agentsvc.http.urls import origin_of
 
 DEPRECATED_AT: Final = datetime(2025, 11, 1, tzinfo=UTC)
-"""Since when clients are to use the newer generation."""
+"""Date from which V0 is deprecated in favour of V1."""
 
 _DEPRECATION: Final = f"@{int(DEPRECATED_AT.timestamp())}"
 _SUCCESSORS: Final = {
@@ -41,11 +41,11 @@ _OLD: Final = tuple(_SUCCESSORS)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Say on an answer of the older generation that it is deprecated, and what follows it."""
+    """Add the headers `Deprecation` and `Link` (to the V1 successor) to a response of V0."""
     successor = find_successor(request.path)
     if successor is None:
         return
-    # At the same paths agent servers have what they have; that is not of this generation.
+    # Agent servers have other operations at the same paths; these are not deprecated.
     if not request.get(IS_FORWARDED, False) and not request.get(IS_ELSEWHERE, False):
         response.headers["Deprecation"] = _DEPRECATION
         place = f"{origin_of(request).prefix}{successor}"
@@ -53,7 +53,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 async def refuse(_request: web.Request) -> web.Response:
-    """Answer where an operation would be, were the older generation not switched off."""
+    """Answer a V0 path while V0 is switched off."""
     raise NotFound(
         "V0 of the API is switched off on this server. Use V1, under /api/v1,"
         " or ask its operator to set `v0.enabled`"
@@ -61,7 +61,7 @@ async def refuse(_request: web.Request) -> web.Response:
 
 
 def find_successor(path: str) -> str | None:
-    """Return the path of the newer generation for one of the older, None for any other path."""
+    """Return the V1 path that replaces a V0 path, or None for any other path."""
     if not path.startswith(_OLD):
         return None
     for old, new in _SUCCESSORS.items():

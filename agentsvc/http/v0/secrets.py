@@ -1,4 +1,4 @@
-"""Types and handlers of the older generation for secrets and the tokens of git providers."""
+"""Wire structs and handlers of V0 for secrets and git provider tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,40 +18,40 @@ type Description = Annotated[str, Meta(max_length=4096)]
 
 
 class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
-    """CustomSecretModel: a secret to keep."""
+    """CustomSecretModel: a secret to store."""
 
     name: VariableName
-    """Name of the environment variable that has the value in sandboxes; refused if there is a
-    secret of that name"""
+    """Name of the secret and of its environment variable in sandboxes; refused if another secret
+    has it"""
     value: VariableValue
-    """The value; it is never returned"""
+    """Value of the secret; it is never returned"""
     description: Description | None = None
-    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
+    """Description for the agent, at most 4096 characters. Null: no description"""
 
 
 class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """CustomSecretWithoutValueModel: the name and the description a secret gets."""
+    """CustomSecretWithoutValueModel: the new name and description of a secret."""
 
     name: VariableName
-    """Name it gets; may be the one it has"""
+    """New name, which may be the present one"""
     description: Description | None = None
-    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
+    """Description for the agent, at most 4096 characters. Null: no description"""
 
 
 class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POSTProviderModel: every git provider's token; those not sent are forgotten."""
+    """POSTProviderModel: all git provider tokens of a user; tokens that are missing are deleted."""
 
     provider_tokens: ProviderTokens = {}
-    """Tokens by provider. They replace all that is stored; an empty token keeps the stored one"""
+    """Tokens by provider. They replace all stored tokens; an empty token keeps the stored one"""
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):
-    """A secret as it is shown."""
+    """A secret without its value."""
 
     name: str
-    """Name of the environment variable that has the value in sandboxes"""
+    """Name of the secret and of its environment variable in sandboxes"""
     description: str
-    """What it is for; empty if that was not said"""
+    """Description of the secret; empty if it has none"""
 
 
 class SecretList(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +62,10 @@ class SecretList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """Confirmation of a change."""
 
     message: str
-    """What was done, in words"""
+    """Confirmation, for people"""
 
 
 _CREATED: Final = Said(message="Secret created successfully")
@@ -75,7 +75,7 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET", "/api/secrets")
 async def get_secrets(request: web.Request) -> SecretList:
-    """List secrets by name.
+    """List your secrets.
 
     Without their values.
     """
@@ -93,12 +93,13 @@ async def get_secrets(request: web.Request) -> SecretList:
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
 async def post_secret(request: web.Request, body: SecretBody) -> str:
-    """Keep a new secret.
+    """Store a new secret.
 
-    Refused (400) if there is one of that name. Conversations that are started from now on have it.
+    Refused (400) if a secret has the name. Conversations that are started from now on have the
+    secret.
     """
     user_id, value = user_of(request), Secret(body.value)
-    with _in_words_of_clients():
+    with _as_v0_errors():
         await request.app[SECRETS].add_custom_secret(user_id, body.name, value, body.description)
     return body.name
 
@@ -110,21 +111,21 @@ async def post_secret(request: web.Request, body: SecretBody) -> str:
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
 async def put_secret(request: web.Request, secret_id: str, body: SecretChangeBody) -> Said:
-    """Change the name and the description of a secret.
+    """Change the name and description of a secret.
 
-    Its value stays. Without a description it has an empty one.
+    Its value does not change. Without a description in the request it is cleared.
     """
     secrets, user_id = request.app[SECRETS], user_of(request)
-    with _in_words_of_clients():
+    with _as_v0_errors():
         await secrets.rename_custom_secret(user_id, secret_id, body.name, body.description)
     return Said(message="Secret updated successfully")
 
 
 @ROUTES.add("DELETE", "/api/secrets/{secret_id}")
 async def delete_secret(request: web.Request, secret_id: str) -> Said:
-    """Forget a secret.
+    """Delete a secret.
 
-    What asks for it from now on does not get it, running conversations included.
+    Running conversations cannot read it any more, either.
     """
     if not await request.app[SECRETS].delete_custom_secret(user_of(request), secret_id):
         message = f"Secret with ID {secret_id} not found"
@@ -138,10 +139,10 @@ async def delete_secret(request: web.Request, secret_id: str) -> Said:
     example={"provider_tokens": {"github": {"token": "an access token"}}},
 )
 async def post_providers(request: web.Request, body: ProvidersBody) -> Said:
-    """Keep the tokens of git providers; those not sent are forgotten.
+    """Store your git provider tokens.
 
-    The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
-    tried at its provider first, and refused (401) if it is not good there.
+    Replaces all tokens: the token of a provider that is missing in the request is deleted. Each
+    token is validated at its provider first, and refused (401) if the provider rejects it.
     """
     tokens = to_token_patches(body.provider_tokens)
     await request.app[GIT_PROVIDERS].store_tokens(user_of(request), tokens)
@@ -150,17 +151,17 @@ async def post_providers(request: web.Request, body: ProvidersBody) -> Said:
 
 @ROUTES.add("POST", "/api/unset-provider-tokens")
 async def post_unset_providers(request: web.Request) -> Said:
-    """Forget the tokens of git providers.
+    """Delete all your git provider tokens.
 
-    What asks for them from now on does not get them, running conversations included.
+    Running conversations cannot read them any more, either.
     """
     await request.app[SECRETS].delete_provider_tokens(user_of(request))
     return Said(message="Unset Git provider tokens")
 
 
 @contextmanager
-def _in_words_of_clients() -> Iterator[None]:
-    """Refuse with the status and the member in which clients of this generation look."""
+def _as_v0_errors() -> Iterator[None]:
+    """Convert errors to the statuses and fields that V0 clients expect."""
     try:
         yield
     except NotFound as exc:

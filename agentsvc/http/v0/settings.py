@@ -1,4 +1,4 @@
-"""Settings of the older generation, their mapping to and from the core's, and handlers."""
+"""Settings of V0: wire structs, their conversion to and from the domain, and handlers."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,24 +26,23 @@ from agentsvc.settings import (
 
 
 class SettingsBody(SentSettings, frozen=True, kw_only=True):
-    """What a client stores; it is merged with what is stored: what is not sent stays.
+    """Changes to settings, which are merged: fields that are left out stay unchanged.
 
-    That is a decision of this server: earlier ones of this generation replaced the whole record. Null
-    puts a field back to its default, but leaves `llm_model`, `llm_base_url` and the three keys alone,
-    since clients send back what they read; an empty text puts any text back, these included. A new
-    `agent`, `security_analyzer` or `llm_base_url` that can never work is refused.
+    (OpenHands servers with V0 replaced all settings instead.) Null resets a field to its default,
+    except for `llm_model`, `llm_base_url` and the three keys, which null does not change because
+    clients send back what they read; an empty string resets any string field. A new `agent`,
+    `security_analyzer` or `llm_base_url` that can never work is refused.
     """
 
     secrets_store: SecretsStoreBody | UnsetType | None = UNSET
-    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
-    """
+    """Secrets and provider tokens to store. Others stay unchanged; null or left out: unchanged"""
     mcp_config: McpListsBody | UnsetType | None = UNSET
-    """Tool servers in three lists. They replace all that are stored, stars stand for a stored
-    secret; null: none, left out: unchanged"""
+    """Tool servers in three lists. They replace all stored ones; a masked value (stars) keeps the
+    stored secret. Null: no tool servers, left out: unchanged"""
 
 
 class SettingsView(ShownFields, frozen=True, kw_only=True):
-    """Settings as they are read; null means not set, and secrets are never shown."""
+    """Settings; null means not set. Secrets are never shown."""
 
     llm_api_key: None
     search_api_key: None
@@ -54,32 +53,32 @@ class SettingsView(ShownFields, frozen=True, kw_only=True):
 
 
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer once settings are stored."""
+    """Confirmation that settings were stored."""
 
     message: str = "Settings stored"
-    """What was done, in words"""
+    """Confirmation, for people"""
 
 
 class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
-    """What a front end should leave out."""
+    """Features that a front end shows or hides."""
 
     enable_billing: bool = False
-    """Always false: there is nobody to bill"""
+    """Always false: there is no billing"""
     hide_llm_settings: bool = False
     """Always false: users choose their own models"""
 
 
 class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
-    """What a front end reads before it shows anything; no analytics, no login by a provider."""
+    """Configuration of V0 front ends: no analytics, no login by git providers."""
 
     app_mode: str = "oss"
     """Always `oss`: users log in with API keys"""
     github_client_id: str = ""
-    """Always empty: nobody logs in by GitHub"""
+    """Always empty: there is no login by GitHub"""
     posthog_client_key: str = ""
-    """Always empty: nothing is measured about users"""
+    """Always empty: there are no analytics"""
     feature_flags: FeatureFlags = FeatureFlags()
-    """What a front end shows or leaves out"""
+    """Features that a front end shows or hides"""
 
 
 _SHOWN: Final = [
@@ -88,7 +87,7 @@ _SHOWN: Final = [
 
 
 def to_patch(body: SettingsBody) -> SettingsPatch:
-    """Return the change a body asks for; raises InvalidRequest for what is wrong in it."""
+    """Convert the body to a settings patch; raises InvalidRequest."""
     patch, problems = patch_of(body), Problems()
     with problems.noted():
         check_patch(patch)
@@ -105,11 +104,11 @@ def to_patch(body: SettingsBody) -> SettingsPatch:
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
-    """Return the settings as they are read; instead of secrets, whether they are set."""
+    """Return the response with the settings; instead of secrets, whether they are set."""
     shown = show_settings(settings)
     return {
         **{name: shown[name] for name in _SHOWN},
-        # Front ends between the generations start conversations of the newer one if this says so.
+        # Front ends that support both V0 and V1 start V1 conversations if this is true.
         "v1_enabled": settings.v1_enabled is not False,
         "secrets_store": {"provider_tokens": {}},
         "provider_tokens_set": provider_hosts,
@@ -129,10 +128,11 @@ ROUTES: Final = Routes()
     example={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False},
 )
 async def post_settings(request: web.Request, body: SettingsBody) -> SettingsStored:
-    """Store settings: they are merged with what is stored.
+    """Change your settings.
 
-    It merges: what is not sent stays. Null puts a field back to its default, but leaves
-    `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
+    The changes are merged with the stored settings: fields that are left out stay unchanged. Null
+    resets a field to its default, except for `llm_model`, `llm_base_url` and the three keys, which
+    only an empty string clears.
     """
     await request.app[SETTINGS].patch(user_of(request), to_patch(body))
     return SettingsStored()
@@ -140,7 +140,7 @@ async def post_settings(request: web.Request, body: SettingsBody) -> SettingsSto
 
 @ROUTES.add("GET", "/api/settings", SettingsView, errors=(NotFound,))
 async def get_settings(request: web.Request) -> web.Response:
-    """Return settings.
+    """Get your settings.
 
     Not found (404) before they are saved for the first time. Secrets are never shown.
     """
@@ -154,8 +154,8 @@ async def get_settings(request: web.Request) -> web.Response:
 
 @ROUTES.add("POST", "/api/reset-settings", None, status=HTTPStatus.GONE, errors=(Gone,))
 async def post_reset(_request: web.Request) -> web.Response:
-    """Say that settings are not reset any more.
+    """Refuse to reset settings (removed).
 
-    Always 410: clients change the fields they want to change.
+    Always 410: change the fields with `POST /api/settings` instead.
     """
     raise Gone(RESET_REMOVED, extra={"error": RESET_REMOVED})

@@ -1,6 +1,6 @@
-"""The Socket.IO server and the queries of its clients, loaded when the first one connects.
+"""Loads the Socket.IO server when the first client connects, and parses the clients' queries.
 
-It brings some hundred modules along, which a server that nobody asks for it has no use for.
+The server imports about a hundred modules, which would be wasted without such a client.
 """
 
 import asyncio
@@ -17,27 +17,28 @@ SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
 NOTHING_SEEN: Final = -1
 
 FOLLOWERS: Final[web.AppKey[Counter[str]]] = web.AppKey("followers", Counter)
-"""How many connections follow each conversation."""
+"""Number of event socket connections by conversation id."""
 
 _NAME_MAX: Final = 100
 
 
 class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for when it connects, for the description; `read_subscription` reads it."""
+    """Query of a connection, for the OpenAPI description only; `read_subscription` parses it."""
 
     conversation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=_NAME_MAX)]
-    """Id of the conversation to follow, or the name it was given"""
+    """Id of the conversation to follow, or its name from the start request"""
     latest_event_id: Annotated[int, msgspec.Meta(ge=NOTHING_SEEN, le=MAX_INT)] = NOTHING_SEEN
-    """Number of the last event the client has; later ones are told first. -1, and what is no number:
-    it has none"""
+    """Number of the last event that the client has; the events after it are sent first. -1, or a
+    value that is not a number: the client has no events"""
     session_api_key: SentSecret | None = None
-    """API key of the user, for clients that can send no header; left out where a header has it"""
+    """API key of the user, for clients that cannot send headers; null or left out if a header has
+    it"""
 
 
 def read_subscription(request: web.Request) -> tuple[str, int]:
-    """Return which conversation a client wants to see, and behind which event; raises BadRequest.
+    """Return the conversation id or name and the last event number of a query; raises BadRequest.
 
-    Clients that have seen nothing say so in many ways: what is no number means that.
+    Clients without events send different values; any value that is not a number means -1.
     """
     name = request.query.get("conversation_id", "")
     if not name:
@@ -51,7 +52,7 @@ def _to_number(text: str) -> int:
     digits = text.strip()
     if not digits.removeprefix("-").isdecimal():
         return NOTHING_SEEN
-    # Numbers this long are not converted at all, and are no ids either.
+    # Longer numbers are no event ids; converting them would be slow.
     number = int(digits) if len(digits) < len(str(MAX_INT)) else MAX_INT + 1
     if not NOTHING_SEEN <= number <= MAX_INT:
         raise BadRequest("The latest_event_id should be the id of an event, or -1")
@@ -65,14 +66,14 @@ _MODULE: Final = "agentsvc.http.v0.sockets"
 
 
 class SocketOpener:
-    """Opens the event socket of a server when it is wanted."""
+    """Creates the event socket server on first use."""
 
     def __init__(self) -> None:
         self._opening = asyncio.Lock()
         self._sockets: Sockets | None = None
 
     async def sockets(self, app: web.Application) -> "Sockets":
-        """Return every connection to the event socket; the first call takes a moment."""
+        """Return the event socket server; the first call imports it in a thread."""
         async with self._opening:
             if self._sockets is None:
                 module = await asyncio.to_thread(importlib.import_module, _MODULE)
@@ -80,7 +81,7 @@ class SocketOpener:
             return self._sockets
 
     async def close(self) -> None:
-        """Let go of every connection there is."""
+        """Close all connections, if the server was created."""
         if self._sockets is not None:
             await self._sockets.close()
 
@@ -93,7 +94,7 @@ def install(app: web.Application) -> None:
     app[SOCKET_OPENER] = SocketOpener()
     for path in SOCKET_PATHS:
         for method in (hdrs.METH_GET, hdrs.METH_POST):
-            # Past `mount`: it tells for itself who calls, and is no operation to describe.
+            # Not by `mount`: it authenticates by itself, and OpenAPI does not list it as operation.
             app.router.add_route(method, path, _handle)
     app.on_shutdown.append(_close)
 

@@ -1,9 +1,8 @@
-"""The event socket, `/socket.io`: connections, and what is said on them. What is told is elsewhere.
+"""The event socket, `/socket.io`: authentication, connections and received actions.
 
-Every request of a connection shows a key, or comes from a page of this server in a browser that is
-logged in: one with neither is answered 401, one with a wrong key is told so in the words of the
-protocol. The package that speaks the protocol is imported here and
-in `packets` only, and these only when the first client comes.
+`listeners` sends the events. Every request needs an API key or a browser login: without either it
+is answered 401, with a wrong key the connection is refused within the protocol. Only this module
+and `packets` import python-socketio, and both are imported when the first client connects.
 """
 
 import asyncio
@@ -33,28 +32,28 @@ from agentsvc.http.v0.socket_opener import FOLLOWERS, read_subscription
 log = logging.getLogger(__name__)
 
 MAX_OF_USER: Final = 200
-"""How many connections one user may have; those with a wrong key are together one user's."""
+"""Maximum number of connections of a user; all connections with a wrong key count as one user."""
 
 TIDY_SECONDS: Final = 5.0
-_KNOCK_SECONDS: Final = 10.0
-"""How long a connection may go without following a conversation."""
+_CONNECT_SECONDS: Final = 10.0
+"""Time after which a connection that has not joined a conversation is closed."""
 
-_FAREWELL_SECONDS: Final = 3.0
-_SHORT_FAREWELL_SECONDS: Final = 0.5
+_DRAIN_SECONDS: Final = 3.0
+_SHUTDOWN_DRAIN_SECONDS: Final = 0.5
 _WRONG_KEY: Final = "invalid_session_api_key"
-_NO_PACKET: Final = "Unknown receive error"
-"""What the package logs, with a traceback, when a client sends a packet of no known type."""
+_UNKNOWN_PACKET: Final = "Unknown receive error"
+"""Log message of python-engineio, with a traceback, for a packet of an unknown type."""
 
 
 class _Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who opened a connection; nobody with a wrong key."""
+    """The user who opened a connection; `principal` is None for a wrong key."""
 
     principal: Principal | None
-    came_at: float
+    connected_at: float
 
     @property
     def user_id(self) -> str | None:
-        """Whose connection it is."""
+        """The id of the user, None for a wrong key."""
         return None if self.principal is None else self.principal.user_id
 
 
@@ -62,7 +61,7 @@ _CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Calle
 
 
 async def _identify(request: web.Request) -> _Caller:
-    """Return who sends a request; raises NotAuthenticated where it has no key at all."""
+    """Return the caller of a request; raises NotAuthenticated only if it has no credentials."""
     in_query = (key.strip() for key in query_keys(request))
     shown = [*keys_of(request), *(key for key in in_query if key)]
     for key in shown:
@@ -72,14 +71,14 @@ async def _identify(request: web.Request) -> _Caller:
         return _known(request, await request.app[keys.LOGINS].identify(token))
     if not shown:
         raise errors.NotAuthenticated
-    return _Caller(principal=None, came_at=monotonic())
+    return _Caller(principal=None, connected_at=monotonic())
 
 
 class Sockets:
-    """Every connection to the event socket of a server.
+    """The event socket server with all its connections.
 
-    A client that sends or reads nothing for as long as a request may take, where it should, is let
-    go of. It is kept tidy from the beginning.
+    A client is disconnected if it does not finish a POST, or does not read, within
+    `request_seconds`. A background loop closes unused connections.
     """
 
     def __init__(self, app: web.Application) -> None:
@@ -91,18 +90,18 @@ class Sockets:
         self._listeners: dict[str, Listener] = {}
         self._streams: dict[str, web.Request] = {}
         self._server = _make_server(config.max_body_bytes)
-        self._hear = self._server.eio.handlers["message"]
-        self._server.eio.on("message", self._hear_known)
+        self._handle_message = self._server.eio.handlers["message"]
+        self._server.eio.on("message", self._handle_if_open)
         self._server.on("connect", self._connect)
         self._server.on("disconnect", self._disconnect)
-        self._server.on("oh_user_action", self._take)
-        self._server.on("oh_action", self._take)
+        self._server.on("oh_user_action", self._enqueue)
+        self._server.on("oh_action", self._enqueue)
         self._supervisor.loop("event sockets", self.tidy, every_seconds=TIDY_SECONDS)
 
     # Requests
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request of either transport."""
+        """Handle a request of either transport, polling or WebSocket."""
         request[_CALLER] = caller = await _identify(request)
         query = parse_qs(request.query_string)
         if "j" in query:
@@ -111,7 +110,7 @@ class Sockets:
         if eio_sid is None and request.method == hdrs.METH_POST:
             raise errors.BadRequest("The session is missing in the query")
         if eio_sid is None:
-            self._make_room(caller)
+            self._check_limit(caller)
         else:
             self._check_session(eio_sid, caller)
         if request.method == hdrs.METH_POST:
@@ -137,7 +136,7 @@ class Sockets:
         except (ValueError, OSError, RecursionError) as exc:
             for ended in [eio_sid] if eio_sid else self._opened_by(request):
                 self._end_soon(ended)
-            raise ConnectionResetError("this is not the protocol") from exc
+            raise ConnectionResetError("the client violates the protocol") from exc
         finally:
             if eio_sid is not None:
                 self._streams.pop(eio_sid, None)
@@ -145,9 +144,9 @@ class Sockets:
     async def _answer(self, request: "web.Request | _ReadRequest") -> web.StreamResponse:
         response = await self._server.handle_request(request)
         if not isinstance(response, web.StreamResponse):
-            raise errors.BadRequest("This is neither a poll nor a WebSocket")
+            raise errors.BadRequest("The request is neither a poll nor a WebSocket")
         if isinstance(response, web.Response) and response.status == errors.BadRequest.status:
-            # The protocol has no form for this; clients go by the status.
+            # The protocol does not define this response; clients check only the status.
             raise errors.BadRequest(msgspec.json.decode(response.text or '""', type=str))
         return response
 
@@ -155,11 +154,11 @@ class Sockets:
         opened = self._callers().get(eio_sid)
         socket = self._server.eio.sockets.get(eio_sid)
         if opened is None or socket is None or socket.closed:
-            raise errors.BadRequest("The session is over or was never begun")
+            raise errors.BadRequest("The session is closed or unknown: connect again")
         if opened.user_id != caller.user_id:
             raise errors.NotAuthenticated
 
-    def _make_room(self, caller: _Caller) -> None:
+    def _check_limit(self, caller: _Caller) -> None:
         known = sum(other.user_id == caller.user_id for other in self._callers().values())
         if known >= MAX_OF_USER:
             raise errors.TooManyRequests("Too many connections to the event socket")
@@ -172,12 +171,15 @@ class Sockets:
         opened = self._server.environ.items()
         return [eio_sid for eio_sid, environ in opened if environ["aiohttp.request"] is request]
 
-    # What happens on a connection
+    # Events of a connection
 
-    async def _hear_known(self, eio_sid: str, said: Any) -> None:
-        """Hear a client, unless it has said goodbye: python-socketio (5.18) would fail, and remember it."""
+    async def _handle_if_open(self, eio_sid: str, message: Any) -> None:
+        """Handle a message, unless the client has disconnected.
+
+        For a disconnected client python-socketio (5.18) would fail and keep state about it.
+        """
         if eio_sid in self._server.environ:
-            await self._hear(eio_sid, said)
+            await self._handle_message(eio_sid, message)
 
     async def _connect(self, sid: str, environ: dict[str, Any], _auth: Any = None) -> None:
         request: web.Request = environ["aiohttp.request"]
@@ -192,84 +194,84 @@ class Sockets:
         except errors.AgentsvcError as exc:
             eio_sid = self._server.manager.eio_sid_from_sid(sid, "/")
             if self._find_stream(eio_sid) is None:
-                # It leaves when its poll is answered; a WebSocket is its own to close.
+                # A polling client is done with the response; a WebSocket client closes by itself.
                 self._end_soon(eio_sid)
             raise Refused(exc.message) from exc
         line = ClientQueue(self._server, sid, self._end, send_seconds=self._send_seconds)
         listener = Listener(request, principal, line, view, latest_event_id)
-        # It ends when the key of its caller has lost its worth.
+        # Disconnect the client when its key becomes invalid.
         hold = request.app[keys.OPEN_CONNECTIONS].held(
-            principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
+            principal, lambda: self._supervisor.spawn(f"socket {sid} revoked", line.hang_up)
         )
         listener.holds.enter_context(hold)
         self._listeners[sid] = listener
         self._followers[listener.conversation_id] += 1
-        self._supervisor.spawn(f"socket {sid} tells", listener.stream)
-        self._supervisor.spawn(f"socket {sid} obeys", listener.process_actions)
+        self._supervisor.spawn(f"socket {sid} events", listener.stream)
+        self._supervisor.spawn(f"socket {sid} actions", listener.process_actions)
         if principal.may_run:
-            self._supervisor.spawn(f"socket {sid} wakes", listener.resume)
+            self._supervisor.spawn(f"socket {sid} resume", listener.resume)
 
     async def _disconnect(self, sid: str, reason: str) -> None:
         listener = self._forget(sid)
         if listener is not None and reason == self._server.reason.CLIENT_DISCONNECT:
-            # A poll of its own may be waiting for an answer, and the client for that.
+            # The client may be waiting for the response to a poll.
             await listener.line.close()
 
-    async def _take(self, sid: str, *said: msgspec.Raw) -> None:
+    async def _enqueue(self, sid: str, *args: msgspec.Raw) -> None:
         listener = self._listeners.get(sid)
-        if listener is None or listener.enqueue(bytes(said[0]) if said else b"null"):
+        if listener is None or listener.enqueue(bytes(args[0]) if args else b"null"):
             return
-        # Nothing more of it is taken, and what it is told is its last.
+        # The queue is full: accept no more actions of the client, and disconnect it.
         self._forget(sid)
-        self._supervisor.spawn(f"socket {sid} floods", listener.line.turn_away)
+        self._supervisor.spawn(f"socket {sid} overflow", listener.line.turn_away)
 
     def _forget(self, sid: str) -> Listener | None:
         listener = self._listeners.pop(sid, None)
         if listener is not None:
             listener.close()
-            # A count that is zero is no count.
+            # `+=` drops the entries that are zero.
             self._followers.subtract([listener.conversation_id])
             self._followers += Counter()
         return listener
 
-    # Ends
+    # Closing
 
     async def tidy(self, *, at: float | None = None) -> None:
-        """Let go of connections that follow nothing."""
+        """Close connections that have not joined a conversation in time."""
         moment = monotonic() if at is None else at
         following = {listener.line.eio_sid for listener in self._listeners.values()}
         for eio_sid, caller in self._callers().items():
-            if eio_sid not in following and caller.came_at + _KNOCK_SECONDS < moment:
+            if eio_sid not in following and caller.connected_at + _CONNECT_SECONDS < moment:
                 self._end_soon(eio_sid)
 
     async def close(self) -> None:
-        """Let go of every connection; called before the server stops."""
+        """Close all connections; called before the server stops."""
         async with asyncio.TaskGroup() as group:
             for eio_sid in self._callers():
-                group.create_task(self._end(eio_sid, farewell_seconds=_SHORT_FAREWELL_SECONDS))
+                group.create_task(self._end(eio_sid, drain_seconds=_SHUTDOWN_DRAIN_SECONDS))
         await self._server.shutdown()
 
     def _end_soon(self, eio_sid: str) -> None:
-        self._supervisor.spawn(f"connection {eio_sid} ends", lambda: self._end(eio_sid))
+        self._supervisor.spawn(f"connection {eio_sid} close", lambda: self._end(eio_sid))
 
-    async def _end(self, eio_sid: str, *, farewell_seconds: float = _FAREWELL_SECONDS) -> None:
+    async def _end(self, eio_sid: str, *, drain_seconds: float = _DRAIN_SECONDS) -> None:
         stream = self._find_stream(eio_sid)
         socket = self._server.eio.sockets.get(eio_sid)
         if socket is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(farewell_seconds):
-                # Once it is closed, a client that polls is told no more.
+            async with asyncio.timeout(drain_seconds):
+                # After closing, a polling client gets no more packets.
                 await socket.queue.join()
         await socket.close(wait=False, abort=stream is not None)
         if stream is None or stream.transport is None:
             return
-        # What writes to a WebSocket closes it then, unless the client does not read.
+        # None makes the writer task close the WebSocket; it cannot if the client does not read.
         socket.queue.put_nowait(None)
-        asyncio.get_running_loop().call_later(farewell_seconds, stream.transport.abort)
+        asyncio.get_running_loop().call_later(drain_seconds, stream.transport.abort)
 
     def _find_stream(self, eio_sid: str) -> web.Request | None:
-        """Return the request behind a WebSocket, or None for a client that polls."""
+        """Return the request of a WebSocket, or None for a polling client."""
         if eio_sid in self._streams:
             return self._streams[eio_sid]
         environ = self._server.environ.get(eio_sid)
@@ -278,7 +280,7 @@ class Sockets:
 
 
 class _ReadRequest:
-    """A request whose body has been read, in the form the protocol's package reads it."""
+    """A request with its body read, with the interface that python-engineio expects."""
 
     def __init__(self, request: web.Request, body: bytes) -> None:
         self.method = request.method
@@ -292,13 +294,13 @@ class _ReadRequest:
         self._body = body
 
     async def read(self, size: int) -> bytes:
-        """Return the body, which has this size."""
+        """Return the body, at most `size` bytes of it."""
         return self._body[:size]
 
 
 def _known(request: web.Request, principal: Principal) -> _Caller:
     show_key(request, user_id=principal.user_id)
-    return _Caller(principal=principal, came_at=monotonic())
+    return _Caller(principal=principal, connected_at=monotonic())
 
 
 def _is_stream(request: web.Request) -> bool:
@@ -307,7 +309,7 @@ def _is_stream(request: web.Request) -> bool:
 
 
 def _make_server(max_bytes: int) -> Any:
-    # Most of what the package logs is what clients do wrong, or what is in their packets.
+    # Most messages that the package logs are errors of clients or contents of packets.
     only_bugs = logging.getLogger(f"{__name__}.protocol")
     only_bugs.setLevel(logging.ERROR)
     only_bugs.addFilter(_is_bug)
@@ -324,4 +326,4 @@ def _make_server(max_bytes: int) -> Any:
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
-    return record.exc_info is not None and record.msg != _NO_PACKET
+    return record.exc_info is not None and record.msg != _UNKNOWN_PACKET

@@ -1,12 +1,12 @@
-"""Histories in the older form, kept ready for the conversations somebody reads right now.
+"""Cache of V0 histories for the conversations that were read last.
 
-A number of the older history is known only by reading every stored event before it. So that a
-client which polls does not cost a whole conversation each time, the encoded events and the state
-of the translation are kept for the conversations read last, within a limit on their bytes, and
-are continued from the last event read. The cache is no source of truth: without it the same
-numbers come out. An event log grows, loses its beginning where old events are deleted, and dies with
-its conversation; a conversation that was deleted and made again under its old id is told apart by
-when it was made.
+The number of a V0 event is known only after translating every stored event before it. So that a
+polling client does not cause a translation of the whole conversation each time, the encoded events
+and the state of the translator are cached, up to a limit of bytes, and continued from the last
+event read. The cache is no source of truth: without it the numbers are the same.
+
+An event log grows, and loses its beginning when old events are deleted. The creation time in the
+cache key distinguishes a conversation that was deleted and created again with the same id.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from agentsvc.http.wire import encode
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""How much of encoded history is kept; the conversation read last stays, whatever its size."""
+"""Maximum bytes of cached events; the conversation read last stays cached whatever its size."""
 
 _CHUNK: Final = 100
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
 class Transcripts:
-    """The histories of conversations in the older form."""
+    """LRU cache of V0 histories."""
 
     def __init__(self, log: EventLog, *, max_bytes: int = MAX_BYTES) -> None:
         self._log = log
@@ -40,11 +40,11 @@ class Transcripts:
         self._entries: OrderedDict[tuple[str, datetime], _Entry] = OrderedDict()
 
     async def read(self, conversation_id: str, created_at: datetime) -> Sequence[bytes]:
-        """Return the whole history as it is now, each event encoded; its place is its number."""
+        """Return the whole history as encoded events; the index of an event is its number."""
         key = (conversation_id, created_at)
         first = await self._log.find_first(conversation_id)
         if key in self._entries and self._entries[key].first_seq not in (None, first):
-            # Its beginning was deleted for its age.
+            # The oldest events were deleted, so the numbers have changed.
             del self._entries[key]
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
@@ -60,12 +60,12 @@ class Transcripts:
                 entry.add(event.seq, event.body)
             if len(stored) < _CHUNK and sum(len(event.body) for event in stored) < _CHUNK_BYTES:
                 break
-            # A query is not waited for: others have their turn here.
+            # The query does not yield to the event loop, so yield here.
             await asyncio.sleep(0)
-        self._forget()
+        self._evict()
         return entry.events
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         size = sum(entry.size for entry in self._entries.values())
         while size > self._max_bytes and len(self._entries) > 1:
             _, oldest = self._entries.popitem(last=False)
@@ -76,18 +76,18 @@ TRANSCRIPTS: Final[web.AppKey[Transcripts]] = web.AppKey("transcripts", Transcri
 
 
 class _Entry:
-    """How far the history of one conversation has been read."""
+    """The cached history of one conversation, with the state of its translator."""
 
     def __init__(self) -> None:
         self.next_seq = 0
         self.first_seq: int | None = None
-        """The number of the first stored event, None before one was read."""
+        """The number of the first stored event, or None before an event was read."""
         self.size = 0
         self.events: list[bytes] = []
         self._translator = Translator()
 
     def add(self, seq: int, body: bytes) -> None:
-        """Take the next stored event; one that another reader has taken already is passed over."""
+        """Add the next stored event; ignore one that a concurrent reader has already added."""
         if seq < self.next_seq:
             return
         self.next_seq = seq + 1
@@ -95,8 +95,8 @@ class _Entry:
         try:
             added = [encode(event) for event in self._translator.feed(body)]
         except Exception:
-            # Were it raised, the next read would pass over the event, and give other numbers.
-            log.exception("event cannot be shown to older clients", extra={"seq": seq})
+            # If it were raised, the next read would skip the event and assign other numbers.
+            log.exception("event not translated to V0", extra={"seq": seq})
             self._translator.go_on_at(len(self.events))
             return
         self.size += sum(map(len, added))
@@ -106,7 +106,7 @@ class _Entry:
 def select(
     events: Sequence[bytes], first: int, last: int | None, *, reverse: bool, limit: int
 ) -> tuple[list[bytes], bool]:
-    """Return the events between two numbers, both included, and whether there are more than asked for."""
+    """Return the events from `first` to `last`, inclusive, and whether `limit` cut some off."""
     start = max(first, 0)
     end = len(events) - 1 if last is None else min(last, len(events) - 1)
     count = max(end - start + 1, 0)

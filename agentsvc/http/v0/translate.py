@@ -1,19 +1,20 @@
-"""The history of a conversation in the words of the older generation.
+"""Translates the events of a conversation to the history of V0.
 
-A `Translator` reads the stored events of one conversation in the order they arrived and returns
-what each adds to the older history. It keeps what an event alone does not say: the number of the
-next event, which actions are open, what the agent is doing, what it has cost. What it returns
-depends on nothing but the events it was given, so the numbers are the same for everybody and
-for ever. It does no I/O.
+A `Translator` gets the stored events of one conversation in order of arrival and returns the V0
+events that each of them adds. Its state is the number of the next event, the open actions, the
+agent state and the costs. The result depends only on the events, so the numbers are the same for
+every client and at every read. It does no I/O.
 
-The older history differs from a plain mapping in seven ways: it begins with the state `loading`;
-a state is told only when it changes; an action the user will be asked about is held back until
-the agent asks, or goes on without asking; it is published again each time its confirmation state
-changes, as a new event; the end of a run is `awaiting_user_input` if the agent's last word was a
-message, `finished` if not; after that end the next state is `running`, since a client that
-polls would take the `idle` a message causes for the end of the next run; and an agent that is asked
-to stop or to pause while it does nothing is `stopped` or `paused` at once, and `stopped` until it
-runs again, although agent servers know of no such state.
+The V0 history is not a plain one-to-one mapping:
+
+- It begins with the state `loading`, and has a state event only when the state changes.
+- An action that needs a confirmation is held back until the agent asks for it, or continues
+  without asking. It is published again, as a new event, whenever its confirmation state changes.
+- A run ends with `awaiting_user_input` if the agent's last event was a message, otherwise with
+  `finished`. The next state after that is `running`: a polling client would take the `idle` that a
+  message causes for the end of the next run.
+- An idle agent that is asked to stop or pause is `stopped` or `paused` at once. `stopped` lasts
+  until it runs again, although agent servers do not have such a state.
 """
 
 from collections.abc import Iterable
@@ -52,13 +53,13 @@ _ENDED: Final = frozenset(
     {AgentState.FINISHED, AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR}
 )
 _MAX_OPEN: Final = 1000
-"""How many actions are remembered that nothing has answered; the first is forgotten."""
+"""Maximum number of open (unanswered) actions; beyond it the oldest is dropped."""
 _MAX_ASKED: Final = 8
 _RESTS: Final = frozenset({AgentState.PAUSED, AgentState.STOPPED})
 
 
 class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
-    """An action nothing has answered yet, as it was last published."""
+    """An action without a result yet, in the form in which it was last published."""
 
     number: int
     tool_call_id: str
@@ -66,11 +67,11 @@ class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
     tool_call: Fields
     confirmation: Confirmation
     asked: int = 0
-    """How often it was published as one that waits for the user."""
+    """How often it was published as awaiting confirmation."""
 
 
 class Translator:
-    """The fold over one conversation's events; give it each of them once, in order."""
+    """Stateful translator of one conversation; `feed` it each stored event once, in order."""
 
     def __init__(self) -> None:
         self._next_number = 0
@@ -86,11 +87,11 @@ class Translator:
         self._reason = ""
         self._metrics: Fields | UnsetType = UNSET
         self._rest: AgentState | None = None
-        """How the user asked the agent to rest, until it runs again."""
+        """PAUSED or STOPPED if the user asked for it, until the agent runs again."""
         self._rest_asked_at = ""
 
     def feed(self, body: bytes) -> list[HistoryEvent | msgspec.Raw]:
-        """Return what one more stored event adds; often nothing, sometimes several events."""
+        """Return the V0 events that the next stored event adds: none, one or several."""
         event = decode_or_none(body, agent.EVENT)
         if event is None:
             return []
@@ -100,15 +101,15 @@ class Translator:
         if not isinstance(event, agent.ConversationStateUpdateEvent):
             return list(self._steps(event))
         if event.key == IMPORTED_KEY:
-            return list(self._take_over(event))
+            return list(self._import(event))
         return list(self._update(event))
 
     def go_on_at(self, number: int) -> None:
-        """Give the next event this number, after one that cannot be shown."""
+        """Set the number of the next event, after an event that could not be translated."""
         self._next_number = number
 
-    def _take_over(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
-        """Tell an event that was imported from this generation as it was."""
+    def _import(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
+        """Publish an imported V0 event unchanged."""
         imported = decode_or_none(event.value, agent.Imported)
         head = decode_or_none(imported.event, agent.ImportedHead) if imported is not None else None
         if imported is None or head is None or head.id != self._next_number:
@@ -152,7 +153,7 @@ class Translator:
     # States
 
     def _begin(self, event: agent.Reported) -> Iterable[HistoryEvent]:
-        """Tell that the agent is loading, before anything else is told."""
+        """Publish the state `loading` before the first event."""
         if self._state is None:
             yield self._enter(event, AgentState.LOADING)
 
@@ -237,7 +238,7 @@ class Translator:
         yield self._publish(event, _source(event), shown, llm_metrics=metrics)
         if is_agent:
             self._ended_on_message = True
-            # The end of the run may be told before the message that ended it.
+            # The end of the run may arrive before the message that ended it.
             if self._state is AgentState.FINISHED:
                 yield self._enter(event, AgentState.AWAITING_USER_INPUT)
 
@@ -257,7 +258,7 @@ class Translator:
         )
 
     def _release(self, because: agent.Reported) -> Iterable[HistoryEvent]:
-        """Publish what was held back, as of the event that ends the wait."""
+        """Publish the held-back actions with the time of the event that ends the wait."""
         held, self._held = self._held, []
         for event in held:
             yield self._show(event, because)
@@ -285,24 +286,24 @@ class Translator:
 
     def _halt(self, event: agent.PauseEvent | agent.InterruptEvent) -> Iterable[HistoryEvent]:
         is_stop = isinstance(event, agent.InterruptEvent)
-        # What was asked through this generation has been told when it was asked.
+        # A request through V0 was published when it was made.
         if self._rest is None:
-            yield self._wish(event, AgentState.STOPPED if is_stop else AgentState.PAUSED)
+            yield self._request(event, AgentState.STOPPED if is_stop else AgentState.PAUSED)
 
     def _note_request(self, event: agent.Reported, asked: str) -> Iterable[HistoryEvent]:
-        """Tell what the user has asked the agent to do."""
+        """Publish a state change that the user requested through V0."""
         if asked not in set(AgentState):
             return
         state = AgentState(asked)
         yield from self._begin(event)
-        yield self._wish(event, state)
+        yield self._request(event, state)
         self._rest = state if state in _RESTS else None
         self._rest_asked_at = event.timestamp
         if state in _RESTS and self._state not in (AgentState.RUNNING, state):
             yield from self._release(event)
             yield self._enter(event, state)
 
-    def _wish(self, event: agent.Reported, state: AgentState) -> HistoryEvent:
+    def _request(self, event: agent.Reported, state: AgentState) -> HistoryEvent:
         shown = ShownAction(
             action="change_agent_state",
             args={"agent_state": state, "thought": ""},
@@ -329,7 +330,7 @@ class Translator:
 
     def _ask(self, event: agent.Reported) -> Iterable[HistoryEvent]:
         for key, action in list(self._open.items()):
-            # An agent server that lies would have each action published without end.
+            # The limit stops a faulty agent server from having an action published endlessly.
             if action.shown.needs_confirmation and action.asked < _MAX_ASKED:
                 yield self._republish(event, key, Confirmation.AWAITING)
         yield from self._release(event)
@@ -385,7 +386,7 @@ class Translator:
         content = event.rejection_reason or REJECTED_MESSAGE
         shown = ShownObservation(observation="user_rejected", content=content, message=content)
         yield self._observe(event, shown, action)
-        # The next state was told before the rejection, and will not be told again.
+        # The state after the rejection arrived before it and will not arrive again.
         if before not in (None, AgentState.AWAITING_USER_CONFIRMATION, AgentState.USER_REJECTED):
             yield self._enter(event, before)
 
@@ -393,10 +394,10 @@ class Translator:
         shown = show_run_error(event)
         yield self._publish(event, "environment", shown)
         if event.code == TOOL_SERVER_FAILED:
-            # The run goes on without it.
+            # The run continues without the tool server.
             return
         self._reason = shown.content
-        # A start that failed has no run whose end would tell it.
+        # After a failed start there is no run whose end would publish the error state.
         if self._state is AgentState.LOADING:
             yield self._enter(event, AgentState.ERROR, shown.content)
 
@@ -423,7 +424,7 @@ class Translator:
     def _observe(
         self, event: agent.Reported, shown: ShownObservation, action: _OpenAction | None
     ) -> HistoryEvent:
-        """Publish what came of an action, where that is known."""
+        """Publish an observation, with the action that it answers if that is known."""
         if action is None:
             return self._publish(event, "agent", shown)
         answered = {"cause": action.number, "tool_call_metadata": action.tool_call}
@@ -436,7 +437,7 @@ class Translator:
         shown: ShownAction | ShownObservation,
         **more: Any,
     ) -> HistoryEvent:
-        """Make the event that stands for one of the agent's."""
+        """Create the V0 event of an agent event, and map the agent event's id to its number."""
         self._numbers.setdefault(event.id, self._next_number)
         return self._make(event, source, shown, **more)
 
@@ -461,7 +462,7 @@ def _source(event: agent.Reported) -> str:
 
 
 def _show_tool(tool: dict[str, object]) -> dict[str, object]:
-    """Return a tool in the form models are told of them; its parameters are not reported."""
+    """Return a tool in the format of chat completions; its parameters are not known."""
     function = {
         "name": tool.get("title") or tool.get("name") or "",
         "description": tool.get("description") or "",
@@ -470,10 +471,10 @@ def _show_tool(tool: dict[str, object]) -> dict[str, object]:
 
 
 def _sum_up(stats: agent.Stats) -> Fields:
-    """Return what a conversation has cost so far; what is told of single answers is always empty."""
+    """Return the accumulated costs of a conversation; lists per response are always empty."""
     metrics = list(stats.usage_to_metrics.values())
     tokens = msgspec.structs.asdict(tokens_of(metrics))
-    del tokens["reasoning_tokens"]  # this generation does not know them
+    del tokens["reasoning_tokens"]  # V0 does not have this field
     budgets = [use.max_budget_per_task for use in metrics if use.max_budget_per_task is not None]
     return {
         "accumulated_cost": sum(use.accumulated_cost for use in metrics),

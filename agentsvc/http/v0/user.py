@@ -1,4 +1,4 @@
-"""Types and handlers of the older generation for what a user has at git providers."""
+"""Wire structs and handlers of V0 for repositories, branches and tasks at git providers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,83 +26,83 @@ type PerPage = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
 
 
 class InstallationsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """At which provider."""
+    """Query for installations at a git provider."""
 
     provider: Provider
-    """The git hosting service to ask, with the user's token"""
+    """Git hosting service to query with the user's token"""
 
 
 class RepositoriesQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which repositories to list: a page of them if one is named, else all."""
+    """Query for your repositories: a page if `page` is given, otherwise all."""
 
     sort: Literal["pushed", "updated", "created", "full_name"] = "pushed"
-    """What the list is sorted by; `full_name` from A to Z, the others the latest first"""
+    """Sort key; `full_name` sorts from A to Z, the others latest first"""
     selected_provider: Provider | None = None
-    """The git hosting service to ask; left out: every one the user has a token for"""
+    """Git hosting service to query; left out: all for which the user has a token"""
     page: PageNumber | None = None
-    """Page of the list, counted from 1; left out: all of it"""
+    """Page number, starting at 1; left out: all repositories"""
     per_page: PerPage | None = None
-    """Repositories on a page; left out: 100"""
+    """Repositories per page; left out: 100"""
     installation_id: Words | None = None
-    """Only those of this installation, workspace, group or organization; left out: of all"""
+    """Only repositories of this installation, workspace, group or organization; left out: of all"""
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which repositories to find."""
+    """Query for a search of repositories."""
 
     query: Words
     """Words to find in names"""
     per_page: PerPage = 5
-    """Most repositories to return"""
+    """Maximum number of repositories to return"""
     sort: Literal["stars", "forks", "updated"] = "stars"
-    """What the list is sorted by"""
+    """Sort key"""
     order: Literal["asc", "desc"] = "desc"
-    """Whether it begins with the least or with the most"""
+    """Sort direction: ascending or descending"""
     selected_provider: Provider | None = None
-    """The git hosting service to ask; left out: every one the user has a token for"""
+    """Git hosting service to query; left out: all for which the user has a token"""
 
 
 class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose branches to list: a page of them if one is named, else all."""
+    """Query for the branches of a repository: a page if `page` or `per_page` is given, else all."""
 
     repository: RepositoryName
-    """The repository, as `owner/name`"""
+    """Repository, as `owner/name`"""
     page: PageNumber | None = None
-    """Page of the list, counted from 1; left out together with `per_page`: all of it"""
+    """Page number, starting at 1; left out together with `per_page`: all branches"""
     per_page: PerPage | None = None
-    """Branches on a page; left out together with `page`: all of them"""
+    """Branches per page; left out together with `page`: all branches"""
 
 
 class BranchSearchQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which branches to find; `query` is a part of the name."""
+    """Query for a search of branches; `query` matches a part of the name."""
 
     repository: RepositoryName
-    """The repository, as `owner/name`"""
+    """Repository, as `owner/name`"""
     query: Words
-    """Part of the name of a branch; empty: all branches"""
+    """Part of the branch name; empty: all branches"""
     per_page: PerPage = _SHORT_PAGE
-    """Most branches to return"""
+    """Maximum number of branches to return"""
     selected_provider: Provider | None = None
-    """The git hosting service to ask; left out: the one where the repository is found"""
+    """Git hosting service to query; left out: the one at which the repository is found"""
 
 
 class ContentQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which microagent to read."""
+    """Query for the text of a microagent."""
 
     file_path: FilePath
-    """Path of the microagent in the repository, as the list of microagents has it"""
+    """Path of the microagent in the repository, from the list of microagents"""
 
 
 class UserView(Account, frozen=True, kw_only=True):
-    """User: who somebody is at the git provider."""
+    """User: the user's account at the git provider."""
 
 
 class RepositoryView(RepositoryFields, frozen=True, kw_only=True):
-    """Repository: null stands for what its provider does not tell."""
+    """Repository; values that its provider does not report are null."""
 
 
 class BranchView(BranchFields, frozen=True, kw_only=True):
-    """Branch: null stands for what its provider does not tell."""
+    """Branch; values that its provider does not report are null."""
 
 
 class BranchPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,17 +111,17 @@ class BranchPage(msgspec.Struct, frozen=True, kw_only=True):
     branches: list[BranchView]
     """The branches of the page"""
     has_next_page: bool
-    """Whether there is a further page"""
+    """Whether there is a next page"""
     current_page: int
-    """Number of the page, counted from 1"""
+    """Page number, starting at 1"""
     per_page: int
-    """Branches on a page"""
+    """Branches per page"""
     total_count: int | None
-    """Number of all branches; null where the provider does not tell"""
+    """Number of all branches; null if the provider does not report it"""
 
 
 class SuggestedTaskView(TaskFields, frozen=True, kw_only=True):
-    """SuggestedTask: something to do, with which a conversation can start."""
+    """SuggestedTask: an issue or pull request from which a conversation can start."""
 
 
 class MicroagentView(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,22 +130,22 @@ class MicroagentView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the microagent"""
     path: str
-    """Its path in the repository"""
+    """Path of the microagent in the repository"""
     created_at: str
-    """When it was added, ISO 8601; empty if the provider does not tell"""
+    """Time of the last change of the directory, ISO 8601; the present time if it is unknown"""
 
 
 class MicroagentContent(msgspec.Struct, frozen=True, kw_only=True):
-    """MicroagentContentResponse: a microagent."""
+    """MicroagentContentResponse: a microagent with its content."""
 
     content: str
-    """Its text, in Markdown"""
+    """Text of the microagent, in Markdown"""
     path: str
-    """Its path in the repository"""
+    """Path of the microagent in the repository"""
     triggers: list[str]
-    """Words in a message that call for it"""
+    """Words in a message that trigger the microagent"""
     git_provider: Provider
-    """Where the repository is"""
+    """Git provider of the repository"""
 
 
 PREFIX: Final = "/api/user"
@@ -157,11 +157,11 @@ ROUTES: Final = Routes(errors=OF_GIT_PROVIDERS)
 
 @ROUTES.add("GET", f"{PREFIX}/info")
 async def get_info(request: web.Request) -> UserView:
-    """Tell who you are at your git provider.
+    """Get your account at your git provider.
 
-    At the first provider that knows the user's token.
+    From the first provider that accepts the user's token.
     """
-    with _in_words_of_clients():
+    with _as_v0_errors():
         account = await request.app[GIT_PROVIDERS].get_account(user_of(request))
     return copy_to(UserView, account)
 
@@ -170,9 +170,9 @@ async def get_info(request: web.Request) -> UserView:
 async def get_installations(request: web.Request, query: InstallationsQuery) -> list[str]:
     """List your installations, workspaces, groups or organizations at a git provider.
 
-    Names that `installation_id` of the list of repositories takes.
+    Pass a name as `installation_id` to the list of repositories.
     """
-    with _in_words_of_clients():
+    with _as_v0_errors():
         return await request.app[GIT_PROVIDERS].all_installations(user_of(request), query.provider)
 
 
@@ -182,9 +182,9 @@ async def get_installations(request: web.Request, query: InstallationsQuery) -> 
     example={"selected_provider": "github", "page": 1, "per_page": 30},
 )
 async def get_repositories(request: web.Request, query: RepositoriesQuery) -> list[RepositoryView]:
-    """List your repositories at one git provider or at all.
+    """List your repositories at one or all git providers.
 
-    Unauthorized (401) without any token of a provider.
+    Unauthorized (401) without a token for any provider.
     """
     user_id, sort = user_of(request), SortBy(query.sort)
     wanted = RepositoryQuery(
@@ -193,7 +193,7 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> li
         is_ascending=sort is SortBy.NAME,
         limit=query.per_page or PAGE_MAX,
     )
-    with _in_words_of_clients():
+    with _as_v0_errors():
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, query.page
         )
@@ -203,14 +203,14 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> li
 
 @ROUTES.add("GET", f"{PREFIX}/search/repositories", example={"query": "hello"})
 async def search_repositories(request: web.Request, query: SearchQuery) -> list[RepositoryView]:
-    """Find some of your repositories by name.
+    """Find repositories by name.
 
-    Unauthorized (401) without any token of a provider.
+    Unauthorized (401) without a token for any provider.
     """
     user_id, text, sort = user_of(request), query.query.strip(), SortBy(query.sort)
     is_ascending, limit = query.order == "asc", query.per_page
     wanted = RepositoryQuery(text=text, sort=sort, is_ascending=is_ascending, limit=limit)
-    with _in_words_of_clients():
+    with _as_v0_errors():
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, 1
         )
@@ -225,11 +225,11 @@ async def search_repositories(request: web.Request, query: SearchQuery) -> list[
 async def search_branches(request: web.Request, query: BranchSearchQuery) -> list[BranchView]:
     """Find branches of a repository by name.
 
-    At the provider where the repository is.
+    At the provider of the repository.
     """
     user_id, text = user_of(request), query.query.strip()
     wanted = BranchQuery(repository=query.repository, text=text, limit=query.per_page)
-    with _in_words_of_clients():
+    with _as_v0_errors():
         found = await request.app[GIT_PROVIDERS].search_branches(
             user_id, query.selected_provider, wanted
         )
@@ -238,12 +238,12 @@ async def search_branches(request: web.Request, query: BranchSearchQuery) -> lis
 
 @ROUTES.add("GET", f"{PREFIX}/suggested-tasks")
 async def get_suggested_tasks(request: web.Request) -> list[SuggestedTaskView]:
-    """List what there is to do for you at your git providers.
+    """List suggested tasks from your git providers.
 
-    Pull requests with conflicts, failing checks or open comments, and issues, as far as the
-    providers tell.
+    Pull requests with conflicts, failing checks or open comments, and issues, if the provider
+    reports them.
     """
-    with _in_words_of_clients():
+    with _as_v0_errors():
         tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
     return [copy_to(SuggestedTaskView, one) for one in tasks]
 
@@ -252,13 +252,13 @@ async def get_suggested_tasks(request: web.Request) -> list[SuggestedTaskView]:
 async def get_branches(request: web.Request, query: BranchesQuery) -> list[BranchView] | BranchPage:
     """List the branches of a repository: all, or a page if `page` or `per_page` is given.
 
-    At the provider where the repository is.
+    At the provider of the repository.
     """
     is_page = query.page is not None or query.per_page is not None
     page, per_page = query.page or 1, query.per_page or _SHORT_PAGE
     whole = BranchQuery(repository=query.repository)
     wanted = msgspec.structs.replace(whole, limit=per_page) if is_page else whole
-    with _in_words_of_clients():
+    with _as_v0_errors():
         found = await request.app[GIT_PROVIDERS].branches_page(
             user_of(request), wanted, page if is_page else None
         )
@@ -280,7 +280,7 @@ async def get_microagents(request: web.Request, repository_name: str) -> list[Mi
 
     The files in `.openhands/microagents` of the default branch.
     """
-    with _in_words_of_clients():
+    with _as_v0_errors():
         found, changed_at = await request.app[GIT_PROVIDERS].microagents(
             user_of(request), repository_name
         )
@@ -301,7 +301,7 @@ async def get_microagent(
     A file of the default branch.
     """
     path = query.file_path
-    with _in_words_of_clients():
+    with _as_v0_errors():
         found, provider = await request.app[GIT_PROVIDERS].get_microagent(
             user_of(request), repository_name, path
         )
@@ -309,14 +309,14 @@ async def get_microagent(
 
 
 def _link(request: web.Request, page: int | None) -> str:
-    """Return the header in which clients look for the number of the next page."""
+    """Return the `Link` header value in which clients look for the number of the next page."""
     url = request.rel_url.update_query(page=(page or 1) + 1)
     return f'<{url}>; rel="next"'
 
 
 @contextmanager
-def _in_words_of_clients() -> Iterator[None]:
-    """Refuse with the status clients of this generation expect of somebody without a token."""
+def _as_v0_errors() -> Iterator[None]:
+    """Convert GitTokenMissing to the error that V0 clients expect."""
     try:
         yield
     except GitTokenMissing as exc:

@@ -1,4 +1,4 @@
-"""Converts V0 user actions to requests to the agent."""
+"""Parses V0 user actions and forwards them to the agent."""
 
 from typing import Annotated, Any, Final
 
@@ -19,15 +19,15 @@ WISHES: Final = {
     AgentState.USER_CONFIRMED: PendingKind.ACCEPT,
     AgentState.USER_REJECTED: PendingKind.REJECT,
 }
-"""The states a user may ask for, and what the agent is told for each."""
+"""The agent states that a user may request, and the request to the agent for each."""
 
 
 class ActionBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A raw action; unknown members pass."""
+    """An action before validation; unknown fields are ignored."""
 
     action: str | None = None
-    """What is to be done: `message` says something, `change_agent_state` tells the agent what to
-    do; null is refused"""
+    """Kind of the action: `message` sends a message, `change_agent_state` controls the agent; null
+    is refused"""
     args: dict[str, Any] = {}
     """For `message` its `content` and `image_urls`, for `change_agent_state` the `agent_state`:
     `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`"""
@@ -37,17 +37,16 @@ class MessageArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a message action."""
 
     content: str = ""
-    """The text; not empty where there is no image"""
+    """Text of the message; must not be empty without an image"""
     image_urls: ImageUrls | None = None
-    """Images, by http(s) or data URL; null: none"""
+    """Images, as http(s) or data URLs; null: none"""
 
 
 class StateArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a `change_agent_state` action."""
 
     agent_state: AgentState
-    """What the agent is to do: `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`
-    """
+    """Requested state: `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`"""
 
 
 _SAYS_SOMETHING: Final = stated(
@@ -62,42 +61,43 @@ _SAYS_SOMETHING: Final = stated(
 
 
 class MessageAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="message"):
-    """Something the user says, for the description."""
+    """A message of the user."""
 
     args: Annotated[MessageArgs, _SAYS_SOMETHING]
-    """What is said; other members are not read"""
+    """The message; other fields are ignored"""
 
 
 class ShownWish(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a `change_agent_state` action, for the description."""
+    """The arguments of a `change_agent_state` action."""
 
     agent_state: Annotated[str, stated(enum=sorted(WISHES))]
-    """What the agent is to do"""
+    """Requested state of the agent"""
 
 
 class StateAction(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="change_agent_state"
 ):
-    """What the agent is to do, for the description."""
+    """A request to change the state of the agent."""
 
     args: ShownWish
-    """What the agent is to do; other members are not read"""
+    """The requested state; other fields are ignored"""
 
 
 type ShownAction = MessageAction | StateAction
+"""The body as OpenAPI describes it; `ActionBody` is what handlers decode."""
 
 ACTION_BODY: Final = msgspec.json.Decoder(ActionBody)
 
 
 def to_user_action(body: ActionBody) -> UserAction:
-    """Return what an action says or asks for; raises BadRequest for any other action."""
+    """Return the message or the requested state; raises BadRequest for any other action."""
     match body.action:
         case "message":
-            return _to_spoken(_convert(body, MessageArgs))
+            return _to_message(_convert(body, MessageArgs))
         case "change_agent_state":
-            wish = _convert(body, StateArgs).agent_state
-            if wish in WISHES:
-                return wish
+            state = _convert(body, StateArgs).agent_state
+            if state in WISHES:
+                return state
             raise BadRequest("The agent_state should be one of: " + ", ".join(WISHES))
         case _:
             raise BadRequest('The action should be "message" or "change_agent_state", with args')
@@ -106,9 +106,9 @@ def to_user_action(body: ActionBody) -> UserAction:
 async def perform(
     pending: MessageQueue, user_id: str, conversation_id: str, action: UserAction
 ) -> None:
-    """Pass on what the user says or asks for; raises as `MessageQueue` does.
+    """Queue the message or the state request for the agent; raises as `MessageQueue` does.
 
-    What is asked for is in the history before it has an effect, as a message is.
+    A state request is added to the history before it has an effect, as a message is.
     """
     if isinstance(action, Message):
         await pending.send(user_id, conversation_id, action, run=True)
@@ -116,7 +116,7 @@ async def perform(
         await pending.tell(user_id, conversation_id, WISHES[action], wish=action)
 
 
-def _to_spoken(args: MessageArgs) -> Message:
+def _to_message(args: MessageArgs) -> Message:
     message = message_of(args.content, args.image_urls or ())
     if not message.content:
         raise BadRequest("The message is empty")

@@ -1,6 +1,6 @@
-"""The files of a conversation, as clients of the older generation read and write them.
+"""Access to the workspace of a conversation for V0.
 
-Nothing is kept here: each call goes to the agent server of the conversation's sandbox.
+Stateless: each call is forwarded to the agent server of the conversation's sandbox.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from agentsvc.storage import (
 )
 
 UPLOAD_MAX_BYTES: Final = 256 * 1024 * 1024
-"""How large one uploaded file may be."""
+"""Maximum size of an uploaded file."""
 
 PACKED_MAX_BYTES: Final = 48 * 1024 * 1024
-"""How large a workspace may be, compressed."""
+"""Maximum compressed size of a workspace to download."""
 
 _UNPACKED_MAX_BYTES: Final = 1024 * 1024 * 1024
 _MEMBERS_MAX: Final = 200_000
 _NAMES_CHARS_MAX: Final = 32 * 1024 * 1024
-"""How long all names may be together, which are in memory."""
+"""Maximum total length of the file names of a workspace, which are kept in memory."""
 _LIST_SECONDS: Final = 20.0
 _PACK_SECONDS: Final = 100.0
 _HIDDEN: Final = frozenset(
     {".git/", ".DS_Store", "node_modules/", "__pycache__/", "lost+found/", ".vscode/"}
 )
-_IGNORED_FOLLOW: Final = "//"
+_SEPARATOR: Final = "//"
 _TOO_LARGE: Final = 4
 
-# No name has a slash in front, so the line of two cannot be one.
+# No listed name starts with a slash, so the separator line `//` cannot be a name.
 _LIST: Final = """
 cd -- {folder} 2>/dev/null || exit 0
 ls -1Ap
@@ -64,32 +64,32 @@ printf %s "$file"
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was not written, and why."""
+    """A file that was not written, with the reason."""
 
     name: str
     """Name of the file"""
     reason: str
-    """Why it was not written, in words"""
+    """Why the file was not written, for people"""
 
 
 class WorkspaceFiles:
-    """The project directory of one conversation."""
+    """The workspace of one conversation."""
 
     def __init__(self, agent: AgentServer, root: str) -> None:
         self._agent = agent
         self._root = root
 
     def locate(self, path: str) -> str:
-        """Return the absolute path of what a client names; raises BadRequest for one outside."""
+        """Return the absolute path of a file; raises BadRequest outside of the workspace."""
         found = posixpath.normpath(posixpath.join(self._root, path))
         if found != self._root and not found.startswith(self._root.rstrip("/") + "/"):
             raise errors.BadRequest("The path is outside of the workspace")
         return found
 
     async def list_files(self, path: str) -> list[str]:
-        """Return what is in a directory: directories with a slash behind them, then files.
+        """List a directory: directories with a trailing slash, then files.
 
-        What git ignores is left out; there is nothing in a directory that does not exist.
+        Files ignored by git are left out; a directory that does not exist is listed as empty.
         """
         command = _LIST.format(folder=quote(self.locate(path)))
         listing = await self._agent.read_listing(command, time_limit=_LIST_SECONDS)
@@ -97,7 +97,7 @@ class WorkspaceFiles:
         return [("" if prefix == "./" else prefix) + name for name in sort_names(listing)]
 
     async def read_text(self, path: str) -> str:
-        """Return a text file; raises NotFound, BadRequest or, if it is none, UnsupportedMediaType."""
+        """Read a text file; raises NotFound, BadRequest, UnsupportedMediaType for a binary file."""
         try:
             data = await self._agent.download(self.locate(path))
         except errors.NotFound as exc:
@@ -113,9 +113,9 @@ class WorkspaceFiles:
         return text
 
     async def write(self, name: str, parts: AsyncIterable[bytes]) -> str | Skipped:
-        """Write a file into the workspace as its parts come, and return its path.
+        """Stream a file to the workspace and return its path, or why it was skipped.
 
-        A directory in the name is dropped. Raises AgentUnavailable or KeyRefused.
+        Directories in the name are dropped. Raises AgentUnavailable or KeyRefused.
         """
         shown = name.replace("\\", "/").rsplit("/", 1)[-1]
         if shown in ("", ".", "..") or not shown.isprintable():
@@ -154,17 +154,17 @@ class WorkspaceFiles:
 
 
 def sort_names(listing: str) -> list[str]:
-    """Return the names of a listing as they are shown, without the ignored that follow them."""
-    names, _, ignored = listing.partition(f"{_IGNORED_FOLLOW}\n")
+    """Return the sorted names of a listing, without the ignored names after the separator."""
+    names, _, ignored = listing.partition(f"{_SEPARATOR}\n")
     left_out = _HIDDEN | {"", *ignored.split("\n")}
     shown = [name for name in names.split("\n") if name not in left_out]
     return sorted(shown, key=lambda name: (not name.endswith("/"), name.lower(), name))
 
 
 def to_zip(packed: bytes) -> bytes:
-    """Return a compressed tar file as a zip file, with what of it stays inside when it is unpacked.
+    """Convert a gzipped tar file to a zip file, dropping entries that point out of the workspace.
 
-    Raises Conflict if it is too large unpacked, AgentRefused if it is no whole archive.
+    Raises Conflict if it is too large unpacked, AgentRefused for an invalid or truncated tar file.
     """
     out = io.BytesIO()
     left, names_left = _UNPACKED_MAX_BYTES, _NAMES_CHARS_MAX
@@ -195,7 +195,7 @@ _MODES: Final = {
 def _copy(member: Member, name: str, source: TarStream, target: zipfile.ZipFile) -> None:
     if member.kind not in _MODES:
         return
-    # A zip file has names in Unicode only.
+    # A zip file can only have Unicode names.
     name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     entry = zipfile.ZipInfo(f"{name}/" if member.kind is MemberKind.DIRECTORY else name)
     entry.compress_type = zipfile.ZIP_DEFLATED
@@ -210,7 +210,7 @@ def _copy(member: Member, name: str, source: TarStream, target: zipfile.ZipFile)
 
 
 class _Meter:
-    """Parts of a file on their way, broken off where they become too many."""
+    """Counts the bytes of a streamed file and raises OSError above UPLOAD_MAX_BYTES."""
 
     def __init__(self, parts: AsyncIterable[bytes]) -> None:
         self._parts = parts

@@ -1,7 +1,8 @@
-"""The console: the files of the web page at `/`, read once, as a browser gets them.
+"""The console: the static files of the web page at `/`, read once.
 
-What is in `static` is what is sent; `static/vendor` is written by the build in `libraries`. All files but the page itself have addresses with
-a tag made of what is in them, so that a browser may keep them for good and never mixes two versions.
+The files in `static` are served unchanged; the build in `libraries` writes `static/vendor`. The
+URLs of all files except the page contain a hash of all contents, so that browsers can cache them
+forever and never mix two versions.
 """
 
 import functools
@@ -15,11 +16,11 @@ import msgspec
 _PAGE: Final = "index.html"
 _TAG: Final = "{tag}"
 _MEDIA: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-"""The media types of what browsers get; files of other types are for readers of the source."""
+"""Media types of served files by suffix; other files are only for readers of the source."""
 
 
 class StaticFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is sent."""
+    """A static file."""
 
     body: bytes
     packed: bytes
@@ -28,7 +29,7 @@ class StaticFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Console(msgspec.Struct, frozen=True, kw_only=True):
-    """The page, and its parts by their paths; `tag` changes with any of them."""
+    """The page, and the other files by path; `tag` is a hash of all of them."""
 
     page: bytes
     parts: dict[str, StaticFile]
@@ -37,7 +38,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def read_console() -> Console:
-    """Return the files of the console; they are read when somebody first asks for them."""
+    """Return the files of the console, read on first use."""
     root = Path(__file__).parent / "static"
     files = [file for file in root.rglob("*") if file.suffix in _MEDIA]
     parts = {file.relative_to(root).as_posix(): _packed(file) for file in files}
@@ -51,5 +52,5 @@ def read_console() -> Console:
 
 def _packed(file: Path) -> StaticFile:
     body = file.read_bytes()
-    # Without a time in it, so that the same file gives the same bytes.
+    # Without a modification time, so that the same file always gives the same bytes.
     return StaticFile(body=body, packed=gzip.compress(body, mtime=0), media=_MEDIA[file.suffix])

@@ -1,7 +1,7 @@
-"""The guide at `/docs/guide/`: the pages of `agentsvc/docs`, which come with the package.
+"""The guide at `/docs/guide/`: serves the pages of `agentsvc/docs`, which are in the package.
 
-They are open and the same for everybody, load nothing from elsewhere and need no script. Like the
-console they are no operations of the API.
+The pages need no key, load nothing from other origins and use no scripts. Like the console they are
+not operations of the API.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _ELSEWHERE: Final = {
     "changes": "agentsvc/CHANGES.md",
     "plugins": "plugins/README.md",
 }
-"""The pages that are not among the others, and where they are in the repository."""
+"""Pages outside of `agentsvc/docs`, with their paths in the repository."""
 _INDEX: Final = "index"
 _STYLE: Final = "guide.css"
 _SUFFIX: Final = ".md"
@@ -55,26 +55,26 @@ _FRAME: Final = """\
 
 
 def mount_guide(app: web.Application) -> None:
-    """Add the pages and their style."""
+    """Add the routes of the pages and their style sheet."""
     app.router.add_get(GUIDE_PATH, _to_index)
     app.router.add_get(f"{GUIDE_PATH}/{{name:.*}}", get_page)
 
 
 @functools.cache
 def page_files() -> Mapping[str, Path]:
-    """Return the file of each page by its name; what is written elsewhere has a name here, too."""
+    """Return the files of all pages by name, including those outside of `agentsvc/docs`."""
     pages = {
         file.relative_to(_DOCS).with_suffix("").as_posix(): file
         for file in sorted(_DOCS.rglob(f"*{_SUFFIX}"))
     }
     pages |= {name: _PACKAGE.parent / place for name, place in _ELSEWHERE.items()}
-    # In an installed package the plugins are elsewhere.
+    # An installed package has the plugins in `_plugins`.
     installed = _PACKAGE / "_plugins" / "README.md"
     return pages | {"plugins": installed} if installed.exists() else pages
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """GET /docs/guide/{name}: a page, or the style of all."""
+    """GET /docs/guide/{name}: a page, or the style sheet."""
     name = request.match_info["name"] or _INDEX
     if name == _STYLE:
         body = await asyncio.to_thread((_DOCS / _STYLE).read_bytes)
@@ -100,7 +100,7 @@ def _read_page(name: str) -> Document | None:
 
 
 def _address(name: str, target: str) -> str | None:
-    """Return where a link of a page leads at the server; None for files that are not served."""
+    """Resolve a link of a page to a URL of the server; None for files that are not served."""
     if target.startswith(("https://", "http://", "#")):
         return target
     path, mark, fragment = target.partition("#")
@@ -113,5 +113,5 @@ def _address(name: str, target: str) -> str | None:
 
 
 def _place_of(name: str) -> str:
-    """Return where a page is in the repository, from which its links start."""
+    """Return the path of a page in the repository, to which its links are relative."""
     return _ELSEWHERE.get(name, f"agentsvc/docs/{name}{_SUFFIX}")

@@ -1,7 +1,7 @@
-"""Handlers of the console: the page at `/`, which is also that at `/login`, and its parts.
+"""Handlers of the console: the page at `/` and `/login`, and its static files.
 
-They are open, since they are the same for everybody and know nothing: what they show, they ask the API
-for. They are no operations of it, and so are in no table.
+They need no key: the files are the same for everybody, and the page requests all data from the API.
+They are not operations of the API, so they are not in a table of routes.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _FOR_GOOD: Final = "public, max-age=31536000, immutable"
 
 
 def mount_console(app: web.Application, *, prefix: str) -> None:
-    """Add the page and its parts; `prefix` is the path of the public URL, if it has one."""
+    """Add the routes of the page and its files; `prefix` is the path of the public URL, if any."""
     app.router.add_get("/", get_page)
     app.router.add_get(LOGIN_PATH, get_page)
     app.router.add_get("/console/{tag}/{path:.+}", get_part)
     if prefix:
-        # The page names its parts from where it is, which without the slash is one level higher.
+        # The page uses relative URLs, which without the trailing slash resolve one level too high.
         app.router.add_get(prefix, _to_page)
 
 
@@ -45,7 +45,7 @@ async def get_page(request: web.Request) -> web.Response:
 
 
 async def get_part(request: web.Request) -> web.Response:
-    """GET /console/{tag}/{path}: those of another version are not here any more."""
+    """GET /console/{tag}/{path}: a static file; 404 for the tag of another version."""
     console = await asyncio.to_thread(read_console)
     part = console.parts.get(request.match_info["path"])
     if part is None or request.match_info["tag"] != console.tag:

@@ -1,7 +1,7 @@
 """Renders the Markdown of the guide as HTML: headings, paragraphs, lists, tables and code. Pure.
 
-Only what the pages use is understood, and no HTML passes through: a page is escaped first. So the
-server needs no library for it.
+It supports only the syntax that the pages use, so the server needs no Markdown library. All text is
+escaped: HTML in a page is not passed through.
 """
 
 import re
@@ -10,7 +10,7 @@ from html import escape
 from typing import Final
 
 type Resolve = Callable[[str], str | None]
-"""Returns the address of what a link in a page names, or None where nothing of it is served."""
+"""Resolves the target of a link to a URL, or to None if the target is not served."""
 
 _FENCE: Final = "```"
 _HEADING: Final = re.compile(r"(#{1,6}) (.+)")
@@ -27,7 +27,7 @@ _NO_SLUG: Final = re.compile(r"[^\w\- ]")
 
 
 def render(text: str, resolve: Resolve) -> str:
-    """Return a page as HTML, to be put into a document."""
+    """Render a page as an HTML fragment."""
     return "\n".join(_Page(resolve).blocks(text.splitlines()))
 
 
@@ -38,7 +38,7 @@ def title_of(text: str) -> str:
 
 
 def slug(heading: str) -> str:
-    """Return the fragment by which a heading is linked to, as GitHub makes it."""
+    """Return the URL fragment of a heading, in the format of GitHub."""
     return _NO_SLUG.sub("", heading.lower()).replace(" ", "-")
 
 
@@ -47,7 +47,7 @@ class _Page:
         self._resolve = resolve
 
     def blocks(self, lines: Sequence[str]) -> Iterator[str]:
-        """Yield the blocks of some lines, each as HTML."""
+        """Yield the HTML of each block in the lines."""
         at = 0
         while at < len(lines):
             line = lines[at]
@@ -61,7 +61,7 @@ class _Page:
     def _block(self, lines: Sequence[str]) -> str:
         first = lines[0]
         if first.startswith(_FENCE):
-            # The last line closes it.
+            # The last line is the closing fence.
             code = "\n".join(lines[1:-1])
             return f"<pre><code>{escape(code, quote=False)}</code></pre>"
         if heading := _HEADING.fullmatch(first):
@@ -101,7 +101,7 @@ class _Page:
 
     def _item(self, lines: Sequence[str]) -> str:
         blocks = list(self.blocks(lines))
-        # One that is short has no paragraph of its own.
+        # The first paragraph of an item is not wrapped in `<p>`.
         blocks[0] = blocks[0].removeprefix("<p>").removesuffix("</p>")
         return "\n".join(blocks)
 
@@ -125,7 +125,7 @@ class _Page:
 
 
 def _end_of(lines: Sequence[str], at: int) -> int:
-    """Return where the block ends that begins there."""
+    """Return the index after the last line of the block that begins at `at`."""
     first = lines[at]
     end = at + 1
     if first.startswith(_FENCE):
@@ -147,7 +147,7 @@ def _end_of(lines: Sequence[str], at: int) -> int:
 
 
 def _is_of_list(lines: Sequence[str], at: int) -> bool:
-    """Whether a line goes on with the list before it; an empty one does where the next one does."""
+    """Whether a line continues the list before it; an empty line does if the next one does."""
     line = lines[at]
     if line.strip():
         return line.startswith("  ") or bool(_ITEM.match(line)) or bool(lines[at - 1].strip())

@@ -86,7 +86,7 @@ def test_packets_are_a_payload(body: bytes) -> None:
     ids=range(8),
 )
 def test_what_is_no_payload_is_refused(body: bytes) -> None:
-    with pytest.raises(BadRequest, match="no payload"):
+    with pytest.raises(BadRequest, match="not a payload"):
         check_payload(body)
 
 

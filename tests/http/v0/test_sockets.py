@@ -404,9 +404,9 @@ async def test_a_question_is_asked_and_answered(client: Client, answer: str, sta
         ({"action": "message", "args": {"content": 3}}, "do not fit"),
         ({"action": "change_agent_state", "args": {"agent_state": "happy"}}, "do not fit"),
         ({"action": "change_agent_state", "args": {"agent_state": "loading"}}, "should be one of"),
-        ([], "This is no action"),
-        (3, "This is no action"),
-        (None, "This is no action"),
+        ([], "This is not an action"),
+        (3, "This is not an action"),
+        (None, "This is not an action"),
     ],
 )
 async def test_what_is_no_action_is_told_to_whoever_said_it(
