@@ -196,7 +196,7 @@ async def test_when_the_model_is_asked_again_follows_the_settings(console: Conso
     )
     retries = {"num_retries": 3, "retry_multiplier": 2, "retry_min_wait": 1, "retry_max_wait": 3}
     told = await page.evaluate(REFUSALS, [script, retries])
-    assert told == ["Try 2 of 3 in 2 s.", "Try 3 of 3 in 3 s.", "That was the last try."]
+    assert told == ["Try 2 of 3 in 2 s.", "Try 3 of 3 in 3 s.", "That was the last attempt."]
 
 
 WORDS = """async ([script, told]) => {

@@ -254,7 +254,7 @@ async def test_a_copy_is_one_also_on_an_origin_that_is_not_secure(console: Conso
     )
     page = await console.page("settings/keys")
     await page.get_by_label("Name of the key").fill("mine")
-    await page.get_by_role("button", name="Make a key").click()
+    await page.get_by_role("button", name="Create a key").click()
     shown = page.locator(".success")
     key = await shown.locator("code").inner_text()
     await shown.get_by_role("button", name="Copy").click()

@@ -326,7 +326,7 @@ async def test_secrets_are_deleted_when_that_is_confirmed_and_keys_are_shown_in_
         assert answer.status in {200, 201}, answer.text
     await page.reload()
     await page.get_by_label("Name of the key").fill("seen")
-    await page.get_by_role("button", name="Make a key").click()
+    await page.get_by_role("button", name="Create a key").click()
     await expect(page.get_by_text("seen: copy it now")).to_be_in_viewport()
 
 
@@ -354,7 +354,7 @@ async def test_a_conversation_is_shared_by_a_link_that_needs_no_key_and_no_scrip
     await page.get_by_role("button", name="Share").click()
     dialog = page.get_by_role("dialog")
     await dialog.get_by_label("Hide: Paths").check()
-    await dialog.get_by_role("button", name="Make a link").click()
+    await dialog.get_by_role("button", name="Create a link").click()
     url = await dialog.locator("code").inner_text()
     assert await serious(page) == []
     context = await browser.new_context(java_script_enabled=False)

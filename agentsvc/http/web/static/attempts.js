@@ -70,16 +70,16 @@ export function AttemptsPage({ conversation }) {
         ${!conversation && html`
           <${TextField} label=${t("Repository")} hint=${t("owner/name, or a URL; empty: none")} spellcheck="false" ...${field("repository")} />
           <${TextField} label=${t("Branch")} hint=${t("Empty: the default branch")} spellcheck="false" ...${field("branch")} />`}
-        <${TextField} label=${t("Test")} hint=${t("A command in the workspace of each that has finished; empty: none")} class="mono" spellcheck="false" ...${field("test_command")} />
+        <${TextField} label=${t("Test")} hint=${t("A command to run in the workspace of each finished attempt; empty: none")} class="mono" spellcheck="false" ...${field("test_command")} />
         <${TextField} label=${BUDGET} hint=${t("Empty: as the settings say")} inputmode="decimal" ...${field("budget")} />
         <div class="actions"><${Button} kind="primary" needs="run" onPress=${begin} label=${t("Begin")} /></div>
       </details>
-      ${all.value?.length === 0 && html`<${Empty} icon="fork" title=${t("No attempts")}>${t("One task is given to several agents or models. What each has changed is compared, and one goes on.")}<//>`}
+      ${all.value?.length === 0 && html`<${Empty} icon="fork" title=${t("No attempts")}>${t("Several agents or models work on the same task. Compare their changes and continue with one attempt.")}<//>`}
       <ul class="cards">${(all.value ?? []).map((one) => html`<${Task} key=${one.id} one=${one} act=${all.act} onDelete=${() => setDoomed(one)} />`)}</ul>
     </div>
     ${doomed && html`
       <${Question} title=${t("Delete {0}?", doomed.name)} action=${t("Delete")} onClose=${() => setDoomed(null)}
-        text=${t("The conversations of all attempts go, but for the chosen one.")}
+        text=${t("Deletes the conversations of all attempts except the chosen one.")}
         onYes=${async () => {
           await remove(`${PATH}/${doomed.id}`);
           all.again();

@@ -48,7 +48,7 @@ export function AuditPage() {
   return html`
     <${Head} title=${t("Audit log")} />
     <div class="page wide-page">
-      <p class="hint">${t("Every request that may change something, those that were refused, and commands on the server's machine. What was only looked at is not here.")}</p>
+      <p class="hint">${t("Every request that may change something, including refused ones, and commands on the server's machine. Read requests are not listed.")}</p>
       <${Entries} path=${`${V1}/audit-log`} isOfAll />
     </div>
   `;
@@ -57,7 +57,7 @@ export function AuditPage() {
 export function ActivitySection() {
   return html`
     <section class="card group"><h2>${t("What was done with your keys")}</h2>
-      <p class="hint">${t("By you, and by programs that have a key of yours. An administrator sees it, too.")}</p>
+      <p class="hint">${t("By you, and by programs with your keys. Administrators can see it, too.")}</p>
       <${Entries} path=${`${V1}/users/me/audit-log`} />
     </section>
   `;

@@ -21,8 +21,8 @@ const KINDS = [
 ];
 const SUBJECTS = [
   ["request", t("An issue that is labelled, or a mention")],
-  ["issue", t("Each issue that is opened: it is answered")],
-  ["pull_request", t("Each pull request that is opened: it is reviewed")],
+  ["issue", t("Each new issue: answer it")],
+  ["pull_request", t("Each new pull request: review it")],
 ];
 const TASKS = [["prompt", t("An agent")], ["command", t("A command, without an agent")]];
 const PROVIDERS = [["", t("Where it is found")], ["github", "GitHub"], ["gitlab", "GitLab"], ["forgejo", "Forgejo"], ["bitbucket", "Bitbucket"]];
@@ -36,11 +36,11 @@ const RUNS = {
 };
 const AS_SET = t("Empty: as the settings say");
 const LIMITS = [
-  ["timeout", t("Longest work in seconds"), t("Empty: no limit")],
-  ["max_budget", t("Highest cost in US dollars"), AS_SET],
-  ["max_iterations", t("Most steps"), AS_SET],
+  ["timeout", t("Maximum run time in seconds"), t("Empty: no limit")],
+  ["max_budget", t("Maximum cost in US dollars"), AS_SET],
+  ["max_iterations", t("Maximum steps"), AS_SET],
 ];
-const POLLING = t("Seconds between questions to the host");
+const POLLING = t("Polling interval in seconds");
 const EMPTY = {
   name: "", does: "prompt", task: "", type: "cron", schedule: "0 9 * * 1-5", timezone: Intl.DateTimeFormat().resolvedOptions().timeZone, at: "", on: "",
   subject: "request", label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", pull_request: false, timeout: "", max_budget: "", max_iterations: "",
@@ -94,7 +94,7 @@ function Fields({ form, field }) {
     once: html`<${TextField} label=${t("When")} hint=${t("Such as 2030-01-31T09:00:00+01:00; without an offset it is UTC")} ...${field("at")} />`,
     webhook: html`<${TextField} label=${t("Kinds of events")} hint=${t("Such as issues.opened, with commas between; empty: all")} ...${field("on")} />`,
     git: html`<${SelectField} label=${t("Works on")} options=${SUBJECTS} ...${field("subject")} />
-      ${form.subject === "request" && html`<${TextField} label=${t("Label")} hint=${t("An agent begins with an issue that gets it.")} ...${field("label")} />
+      ${form.subject === "request" && html`<${TextField} label=${t("Label")} hint=${t("An agent starts on an issue that gets it.")} ...${field("label")} />
         <${TextField} label=${t("Account to mention")} hint=${t("An agent begins where it is mentioned; empty: mentions count for nothing")} ...${field("mention")} />`}
       <${TextField} label=${POLLING} hint=${t("For servers it cannot reach; empty: it tells by its webhook")} inputmode="numeric" ...${field("poll_seconds")} />`,
   };
@@ -146,7 +146,7 @@ export function AutomationsPage() {
     </div>
     ${doomed && html`
       <${Question} title=${t("Delete {0}?", doomed.name)} action=${t("Delete")} onClose=${() => setDoomed(null)}
-        text=${t("Its runs are forgotten; their conversations stay.")}
+        text=${t("Its runs are deleted; their conversations are kept.")}
         onYes=${async () => {
           await remove(`${PATH}/${doomed.id}`);
           all.again();
@@ -228,9 +228,9 @@ export function GithubAppSection() {
   if (!hasAutomations) return null;
   return html`
     <section class="card group"><h2>${t("GitHub App")}</h2>
-      <p class="hint">${t("Automations act as it instead of with your token, where it is installed. Conversations never get its tokens.")}</p>
+      <p class="hint">${t("Where it is installed, automations act as the App instead of with your token. Conversations never get its tokens.")}</p>
       <ul class="entries">${(apps.value ?? []).map((app) => html`
-        <li key=${app.app_id}><div><strong>${app.slug}</strong><p class="hint">${[app.app_id, app.host, !app.has_webhook_secret && t("without the secret of its webhook, no delivery is taken")].filter(Boolean).join(" · ")}</p>
+        <li key=${app.app_id}><div><strong>${app.slug}</strong><p class="hint">${[app.app_id, app.host, !app.has_webhook_secret && t("without the secret of its webhook, deliveries are rejected")].filter(Boolean).join(" · ")}</p>
           <p class="hint">${t("Its webhook goes to")}</p><${Copyable} text=${new URL(app.events_path, location.href).href} /></div>
           <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Forget {0}", app.slug)} onPress=${apps.act(() => remove(APP))} /></li>`)}</ul>
       <${TextField} label=${t("App ID")} spellcheck="false" ...${field("app_id")} />

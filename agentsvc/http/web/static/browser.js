@@ -25,7 +25,7 @@ export function BrowserSection() {
     keep("notify", may || null);
   };
   return html`
-    <section class="card group"><h2>${t("This browser")}</h2><p class="hint">${t("Kept here until you log out, the language also after that.")}</p>
+    <section class="card group"><h2>${t("This browser")}</h2><p class="hint">${t("Stored in this browser until you log out; the language is kept after that.")}</p>
       <${SelectField} label=${t("Colours")} value=${kept("theme") ?? ""} onValue=${change(setTheme)} options=${[["", t("As the system")], ["light", t("Light")], ["dark", t("Dark")]]} />
       <${SelectField} label=${t("Language")} value=${chosenLanguage()} onValue=${setLanguage} options=${[["", t("As the browser")], ...Object.entries(LANGUAGES)]} />
       <${Toggle} label=${t("Notifications")} hint=${t("When an agent asks for your confirmation while you look elsewhere. They make no sound.")} value=${kept("notify") === true} onValue=${change(notify)} />

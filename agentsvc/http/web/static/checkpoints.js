@@ -31,7 +31,7 @@ function byMessage(said, newestFirst) {
 /** Ask whether the files are to be put back, and do it. */
 export const PutBack = ({ conversation, item, checkpoint, onClose }) => html`
   <${Question} title=${t("Put the files back?")} action=${t("Put files back")} doing=${t("Putting the files back")} onClose=${onClose}
-    text=${t("Workspace and home become what they were on {0}, before “{1}”. What was changed after that is lost, also what is committed, and what runs in the sandbox ends. The conversation stays, and the agent is told.", moment(checkpoint.created_at), cut(item.text))}
+    text=${t("Restores workspace and home to their state of {0}, before “{1}”. Later changes are lost, including commits, and processes in the sandbox end. The conversation stays, and the agent is told.", moment(checkpoint.created_at), cut(item.text))}
     onYes=${() => post(`${conversationPath(conversation.id)}/rollback`, { checkpoint_id: checkpoint.id })} />
 `;
 

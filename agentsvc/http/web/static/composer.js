@@ -193,7 +193,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
       <div class="composer-actions">
         ${run === "running" && status === "RUNNING" && html`
-          <${Button} icon="pause" onPress=${act("pause")} label=${t("Pause")} title=${t("Pause after the step that is under way")} />
+          <${Button} icon="pause" onPress=${act("pause")} label=${t("Pause")} title=${t("Pause after the present step")} />
           <${Button} icon="stop" onPress=${act("interrupt")} label=${t("Interrupt")} title=${t("Stop at once")} />`}
         ${["paused", "idle"].includes(run) && !isRejected && status === "RUNNING" && html`<${Button} icon="play" onPress=${resume} label=${t("Resume")} />`}
         <span class="grow"></span>

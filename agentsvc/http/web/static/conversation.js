@@ -193,7 +193,7 @@ function Top({ conversation, run, live, settings, onFind }) {
     ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
     ${asked === "delete" && html`
       <${Question} title=${t("Delete this conversation?")} action=${t("Delete")} onClose=${close}
-        text=${t("Its events and messages are gone for good, and so is its sandbox with all files, if no other conversation lives there.")}
+        text=${t("Its events and messages are deleted for good, and its sandbox with all files if no other conversation uses it.")}
         onYes=${async () => {
           await remove(conversationPath(conversation.id));
           store.conversations.delete(conversation.id);
@@ -212,7 +212,7 @@ function Spent({ conversation, timeline, settings }) {
   const budget = timeline.budget ?? metrics?.max_budget_per_task ?? settings?.max_budget_per_task;
   return html`
     <span class="spent">
-      ${money(cost)}${budget ? html` ${t("of {0}", money(budget))} <progress max=${budget} value=${Math.min(cost, budget)} aria-label=${t("Part of the budget that is spent")} />` : ""}
+      ${money(cost)}${budget ? html` ${t("of {0}", money(budget))} <progress max=${budget} value=${Math.min(cost, budget)} aria-label=${t("Share of the budget that is spent")} />` : ""}
       ${tokens ? t(" · {0} tokens", count(tokens)) : ""}
     </span>
   `;
@@ -238,7 +238,7 @@ function Rename({ conversation, onClose }) {
     <${Dialog} title=${t("Rename the conversation")} onClose=${onClose}>
       <form onSubmit=${(event) => event.preventDefault()}>
         <${TextField} label=${t("Title")} value=${title} onValue=${setTitle} />
-        <${TextField} label=${t("Labels")} hint=${t("With commas between them; the list can be narrowed to each.")} value=${labels} onValue=${setOwn} placeholder=${t("website, urgent")} />
+        <${TextField} label=${t("Labels")} hint=${t("Separated by commas; the list can be filtered by label.")} value=${labels} onValue=${setOwn} placeholder=${t("website, urgent")} />
         <${Problem} error=${error} />
         <div class="actions"><${Button} onPress=${onClose} label=${t("Cancel")} /><${Button} kind="primary" type="submit" onPress=${save} label=${t("Save")} /></div>
       </form>
@@ -341,7 +341,7 @@ function Find({ items, words, onWords, onGo, onOpen, loadMore }) {
     <div class="find" role="search">
       <input ref=${field} aria-label=${t("Find in the conversation")} placeholder=${t("Find in the conversation")} value=${words} onKeyDown=${onKey}
         onInput=${(event) => { onWords(event.target.value); setAt(-1); }} />
-      <span class="hint" role="status">${words ? (found.length ? t("{0} of {1}", Math.max(at, 0) + 1, found.length) : loadMore ? t("Looking further back") : t("Not found")) : ""}</span>
+      <span class="hint" role="status">${words ? (found.length ? t("{0} of {1}", Math.max(at, 0) + 1, found.length) : loadMore ? t("Searching older events") : t("Not found")) : ""}</span>
       <${Button} icon="up" isIcon kind="bare" label=${t("The one before")} onPress=${() => go(at - 1)} />
       <${Button} icon="downward" isIcon kind="bare" label=${t("The next one")} onPress=${() => go(at + 1)} />
       <${Button} icon="cross" isIcon kind="bare" label=${t("Close")} onPress=${() => onWords(null)} />

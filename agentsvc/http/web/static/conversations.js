@@ -93,7 +93,7 @@ export function ConversationList({ route }) {
       ${!isLoaded && html`<${Spinner} />`}
       <${Problem} error=${found?.error} />
       ${isLoaded && !shown.length && !starting.length && !found?.messages.length && !found?.error && html`
-        <p class="none">${words ? t("Nothing has these words.") : t("There are no conversations so far.")}</p>
+        <p class="none">${words ? t("No conversation contains these words.") : t("There are no conversations so far.")}</p>
       `}
       <ul class="rows" aria-label=${t("Conversations")}>
         ${starting.map((task) => html`<${StartingRow} key=${task.id} task=${task} route=${route} />`)}

@@ -23,16 +23,16 @@ export function SecretsSection() {
         <li key=${name}><div><code>${name}</code><p class="hint">${description}</p></div>
           <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Delete {0}", name)} onPress=${() => setLeaving(name)} /></li>`)}</ul>
       ${leaving !== null && html`<${Question} title=${t("Delete {0}?", leaving)} action=${t("Delete")} onClose=${() => setLeaving(null)}
-        text=${t("Its value is gone for good. Agents that use it do not find it any more.")}
+        text=${t("Its value is deleted for good. Agents cannot read it any more.")}
         onYes=${async () => {
           await remove(`${V1}/secrets/${encodeURIComponent(leaving)}`);
           list.again();
         }} />`}
       ${list.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
       <h3>${t("Add or replace one")}</h3>
-      <${TextField} label=${t("Name")} hint=${t("As a variable is called, such as DEPLOY_TOKEN")} spellcheck="false" ...${field("name")} />
+      <${TextField} label=${t("Name")} hint=${t("Name of an environment variable, such as DEPLOY_TOKEN")} spellcheck="false" ...${field("name")} />
       <${TextField} label=${t("Value")} type="password" autocomplete="off" ...${field("value")} />
-      <${TextField} label=${t("Description")} hint=${t("Tells the agent what it is for.")} ...${field("description")} />
+      <${TextField} label=${t("Description")} hint=${t("Tells the agent the purpose.")} ...${field("description")} />
       <${Problem} error=${list.error} />
       <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Store")} /></div>
     <//>
@@ -45,7 +45,7 @@ const linesOf = (text) => text.split("\n").map((one) => one.trim()).filter(Boole
 function pairsOf(text, mark) {
   return Object.fromEntries(linesOf(text).map((line) => {
     const at = line.indexOf(mark);
-    if (at < 1) throw new Error(t("This line is no name and value with {0} between: {1}", mark, line));
+    if (at < 1) throw new Error(t("This line is not a name and a value with {0} between: {1}", mark, line));
     return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
   }));
 }
@@ -97,7 +97,7 @@ export function McpSection({ settings, save }) {
   `;
 }
 
-const SCOPES = [["admin", t("Everything its user may do")], ["run", t("All but keys, users and the server")], ["read", t("Looking only")]];
+const SCOPES = [["admin", t("Everything its user may do")], ["run", t("Everything except keys, users and the server")], ["read", t("Read only")]];
 const scopeOf = (key) => SCOPES.find(([value]) => value === key.scope)?.[1] ?? key.scope;
 
 /** The API keys at a path, and a form for another one. */
@@ -117,13 +117,13 @@ export function Keys({ path, needs, whose = "" }) {
       <li key=${key.id}><div><strong>${key.name}</strong> ${isOver(key) && html`<span class="pill bad">${t("has ended")}</span>`}<p class="hint">${factsOf(key)}</p></div>
         <${Button} kind="danger" needs=${needs} aria-label=${t("Revoke {0}", key.name)} onPress=${list.act(() => remove(`${path}/${key.id}`))} label=${t("Revoke")} /></li>`)}</ul>
     ${list.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
-    <h3>${whose ? t("Make one {0}", whose) : t("Make one")}</h3>
-    <${TextField} label=${t("Name of the key")} hint=${t("Says later what it is for.")} autocomplete="off" ...${field("name")} />
-    <${SelectField} label=${t("Opens")} options=${SCOPES} ...${field("scope")} />
+    <h3>${whose ? t("Create one {0}", whose) : t("Create one")}</h3>
+    <${TextField} label=${t("Name of the key")} hint=${t("To recognize the key later.")} autocomplete="off" ...${field("name")} />
+    <${SelectField} label=${t("Permissions")} options=${SCOPES} ...${field("scope")} />
     <div class="filters"><${TimeField} label=${t("Begins")} hint=${t("Empty: now")} ...${field("begins")} />
       <${TimeField} label=${t("Ends")} hint=${t("Empty: never")} ...${field("ends")} /></div>
     <${Problem} error=${list.error} />
-    <div class="actions"><${Button} kind="primary" needs=${needs} onPress=${add} label=${t("Make a key")} /></div>
+    <div class="actions"><${Button} kind="primary" needs=${needs} onPress=${add} label=${t("Create a key")} /></div>
   `;
 }
 
@@ -132,14 +132,14 @@ const isOver = ({ expires_at }) => expires_at !== null && Date.parse(expires_at)
 
 function factsOf(key) {
   return [
-    `${scopeOf(key)}.`, t("Made {0}.", moment(key.created_at)), key.last_used_at ? t("Last used {0}.", ago(key.last_used_at)) : t("Never used."),
+    `${scopeOf(key)}.`, t("Created {0}.", moment(key.created_at)), key.last_used_at ? t("Last used {0}.", ago(key.last_used_at)) : t("Never used."),
     key.not_before && Date.parse(key.not_before) > Date.now() ? t("Begins {0}.", moment(key.not_before)) : "",
     key.expires_at ? t("Ends {0}.", moment(key.expires_at)) : t("Never ends."),
   ].filter(Boolean).join(" ");
 }
 
 export const KeysSection = () => html`
-  <${Section} title=${t("API keys")} hint=${t("For programs that act as you. A key is shown once, when it is made.")}>
+  <${Section} title=${t("API keys")} hint=${t("For programs that act as you. A key is shown only once, when it is created.")}>
     <${Keys} path="api/keys" needs="manage" />
   <//>
 `;
@@ -191,7 +191,7 @@ export function WebhooksSection() {
     clear();
   });
   return html`
-    <${Section} title=${t("Webhooks")} hint=${t("Tell other programs of your events and changes, signed as Standard Webhooks says.")}>
+    <${Section} title=${t("Webhooks")} hint=${t("Notify other programs of your events and changes, signed according to Standard Webhooks.")}>
       ${made && html`<${Once} title=${t("The secret of the signatures: copy it now, it is not shown again.")} text=${made.secret} />`}
       <ul class="entries">${(list.value ?? []).map((one) => html`<${Webhook} key=${one.id} one=${one} path=${`${path}/${one.id}`} list=${list} onSecret=${setMade} />`)}</ul>
       ${list.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}

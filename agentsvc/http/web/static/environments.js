@@ -67,7 +67,7 @@ export function EnvironmentsPage() {
     </div>
     ${doomed && html`
       <${Question} title=${t("Delete {0}?", doomed.name)} action=${t("Delete")} onClose=${() => setDoomed(null)}
-        text=${t("Its files go; conversations that began with them keep theirs.")}
+        text=${t("Its files are deleted; conversations that started with it keep their copies.")}
         onYes=${async () => {
           await remove(`${PATH}/${doomed.id}`);
           all.again();

@@ -84,7 +84,7 @@ export function LoginPage() {
 }
 
 const ByLink = ({ name, current, onLogin }) => html`
-  <p>${t("The link logs this browser in as")} <strong>${name}</strong>${t(", once. What you do here then is done as {0}, and what you enter is theirs.", name)}</p>
+  <p>${t("The link logs this browser in as")} <strong>${name}</strong>${t(", once. After that you act as {0}, who owns everything you enter.", name)}</p>
   <div class="actions"><${Button} kind="primary" onPress=${onLogin} label=${current ? t("Log {0} out and log in as {1}", current, name) : t("Log in as {0}", name)} /></div>
 `;
 
@@ -99,6 +99,6 @@ function ByKey({ current, act }) {
       <${TextField} label=${t("Your API key")} type="password" required autocomplete="off" value=${key} onValue=${setKey} />
       <div class="actions"><${Button} kind="primary" label=${current ? t("Log in as somebody else") : t("Log in")} /></div>
     </form>
-    <p class="hint">${t("The first start of the server showed the first key, or says in which file it is;")} <code>agentsvc keys create</code> ${t("makes more.")}</p>
+    <p class="hint">${t("The server printed the first key at its first start, or the file that contains it;")} <code>agentsvc keys create</code> ${t("creates more keys.")}</p>
   `;
 }

@@ -20,8 +20,8 @@ export const isAdmin = () => me.role === "admin";
 export function refusal(needs) {
   if (!needs) return "";
   if (needs === "admin" && !isAdmin()) return t("This is for administrators.");
-  if (me.role === "viewer") return t("You may look at everything that is yours, and change nothing: your role is viewer.");
-  if (me.scope === "read") return t("You may look, and change nothing: you logged in with a key for looking only.");
-  if (needs !== "run" && me.scope === "run") return t("You logged in with a key that opens no keys, logins and users.");
+  if (me.role === "viewer") return t("You can read everything that is yours but cannot change it: your role is viewer.");
+  if (me.scope === "read") return t("You can read but not change anything: you logged in with a read-only key.");
+  if (needs !== "run" && me.scope === "run") return t("You logged in with a key that cannot manage keys, logins and users.");
   return "";
 }

@@ -112,7 +112,7 @@ function Actions({ route, onClose }) {
       <ul class="palette" id="palette" role="listbox" aria-label=${t("Found")}>
         ${found.map((one, i) => html`<li key=${i} id=${`palette-${i}`} role="option" aria-selected=${String(i === at)} onClick=${() => choose(one)}><span class="cut">${one.name}</span> <span class="hint">${one.kind}</span></li>`)}
       </ul>
-      ${!found.length && html`<p class="none">${t("Nothing has this name.")}</p>`}
+      ${!found.length && html`<p class="none">${t("No action or conversation matches.")}</p>`}
     <//>
   `;
 }

@@ -15,13 +15,13 @@ const ROLES = [["admin", t("Administrator")], ["member", t("Member")], ["viewer"
 const NEW = { name: "", role: "member" };
 const CHANGES = [
   { key: "name", label: t("Name") },
-  { key: "role", label: t("Role"), kind: "select", options: ROLES, hint: t("An administrator looks after users and the server, too; a viewer changes nothing.") },
+  { key: "role", label: t("Role"), kind: "select", options: ROLES, hint: t("An administrator also manages users and the server; a viewer cannot change anything.") },
 ];
 const LIMITS = [
   { key: "running_sandboxes", label: t("Sandboxes that run"), kind: "number", hint: t("At the same time. Empty: any number.") },
-  { key: "conversations_per_hour", label: t("Conversations an hour"), kind: "number", hint: t("How many may be started. Empty: any number.") },
-  { key: "spend_per_day", label: t("US dollars a day"), kind: "number", hint: t("What models may cost, in a day of UTC. Empty: no limit.") },
-  { key: "spend_per_month", label: t("US dollars a month"), kind: "number", hint: t("The same, in a month of UTC.") },
+  { key: "conversations_per_hour", label: t("Conversations an hour"), kind: "number", hint: t("Maximum number of starts. Empty: no limit.") },
+  { key: "spend_per_day", label: t("US dollars a day"), kind: "number", hint: t("Maximum cost of models per day of UTC. Empty: no limit.") },
+  { key: "spend_per_month", label: t("US dollars a month"), kind: "number", hint: t("The same per month of UTC.") },
 ];
 const USED = [
   [t("Sandboxes that run"), "running_sandboxes", "running_sandboxes", String],
@@ -60,7 +60,7 @@ export function UsersPage() {
   return html`
     <${Head} title=${t("Users")} />
     <div class="page wide-page">
-      <p class="hint">${t("Settings, conversations, sandboxes and keys belong to a user, and no user sees another's, whatever the role.")}</p>
+      <p class="hint">${t("Settings, conversations, sandboxes and keys belong to one user; no role can see those of other users.")}</p>
       <${Problem} error=${list.error} />
       ${list.isLoading && !list.value && html`<${Spinner} />`}
       <ul class="cards loose">
@@ -68,8 +68,8 @@ export function UsersPage() {
       </ul>
       <section class="card group"><h2>${t("Add a user")}</h2>
         <${TextField} label=${t("Name")} autocomplete="off" spellcheck="false" ...${field("name")} />
-        <${SelectField} label=${t("Role")} options=${ROLES} hint=${t("A viewer looks at what is theirs, a member does what they like with it.")} ...${field("role")} />
-        <p class="hint">${t("To log in, a user needs a key: make one in the card of the user, and pass it on.")}</p>
+        <${SelectField} label=${t("Role")} options=${ROLES} hint=${t("A viewer can read their own data, a member can also change it.")} ...${field("role")} />
+        <p class="hint">${t("To log in, a user needs a key: create one in the card of the user, and pass it on.")}</p>
         <div class="actions"><${Button} kind="primary" icon="plus" needs="admin" onPress=${add} label=${t("Add")} /></div>
       </section>
     </div>
@@ -106,8 +106,8 @@ function UserCard({ user, list, onDelete }) {
         ${usage.value && html`<details><summary>${t("Limits")}</summary><${Form} fields=${LIMITS} values=${usage.value.quotas} onSave=${limit} needs="admin" /></details>`}
         <${KeysOf} path=${path} name=${user.name} />
         <div class="actions">
-          <${Button} needs="admin" onPress=${list.act(() => patch(path, { is_blocked: !user.blocked_at }))} label=${user.blocked_at ? t("Let in") : t("Block")}
-            title=${t("All keys of a user who is blocked open nothing; what the user has stays.")} />
+          <${Button} needs="admin" onPress=${list.act(() => patch(path, { is_blocked: !user.blocked_at }))} label=${user.blocked_at ? t("Unblock") : t("Block")}
+            title=${t("All keys of a blocked user are rejected; the data of the user is kept.")} />
           ${user.id !== myId() && html`<${Button} kind="danger" icon="trash" needs="admin" onPress=${onDelete} label=${t("Delete")} />`}
         </div>`}
     </li>
@@ -139,7 +139,7 @@ function Deletion({ user, onClose }) {
     <${Dialog} title=${t("Delete {0}?", user.name)} onClose=${onClose}>
       <p>${t("Keys, settings, secrets and webhooks of the user are gone for good. The audit log keeps what was done.")}</p>
       <${Toggle} label=${t("Conversations, sandboxes and archives, too")} value=${withOwned} onValue=${setWithOwned}
-        hint=${t("The user is let in no more at once, and is gone when the last sandbox is removed. Otherwise they are in the way.")} />
+        hint=${t("The user is blocked at once, and deleted when the last sandbox is removed. Without this option a user who has any cannot be deleted.")} />
       <${Problem} error=${error} title=${t("Not deleted")} />
       <div class="actions"><${Button} onPress=${onClose} label=${t("Cancel")} /><${Button} kind="danger" onPress=${yes} label=${t("Delete")} /></div>
     <//>
@@ -150,7 +150,7 @@ export function UsageSection() {
   const usage = useLoaded(() => get(`${USERS}/me/usage`));
   return html`
     <section class="card group"><h2>${t("What you have used")}</h2>
-      <p class="hint">${t("Limits are set by administrators; days and months are those of UTC. Paused sandboxes do not count.")}</p>
+      <p class="hint">${t("Administrators set the limits; days and months are those of UTC. Paused sandboxes do not count.")}</p>
       <${Problem} error=${usage.error} onAgain=${usage.again} />
       ${usage.value ? html`<${Usage} usage=${usage.value} />` : !usage.error && html`<${Spinner} />`}
     </section>

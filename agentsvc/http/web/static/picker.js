@@ -66,7 +66,7 @@ export function Picker({ label, hint, value, onValue, find, keys = [], placehold
         ${isOpen && find && html`<ul class="picker-list" id="${id}-list" role="listbox" aria-label=${label}>
           ${found.map((one, i) => html`<li key=${one.name} id="${id}-${i}" role="option" aria-selected=${String(i === at)} onMouseDown=${(event) => event.preventDefault()} onClick=${() => choose(one)}>
             <span class="cut">${one.name}</span>${one.detail && html`<span class="hint">${one.detail}</span>`}</li>`)}
-          ${!found.length && html`<li class="hint" role="option" aria-selected="false" aria-disabled="true">${state.isLoading ? t("Loading") : (state.error?.message ?? t("Nothing found; what you type counts"))}</li>`}
+          ${!found.length && html`<li class="hint" role="option" aria-selected="false" aria-disabled="true">${state.isLoading ? t("Loading") : (state.error?.message ?? t("No match; your text is used as it is"))}</li>`}
         </ul>`}
       </div>`}<//>
   `;

@@ -47,7 +47,7 @@ export function SandboxesPage() {
         `)}
       </ul>
       <h2>${t("Specs")}</h2>
-      <p class="hint">${t("What sandboxes are made from. They are written in the server's configuration.")}</p>
+      <p class="hint">${t("Templates of sandboxes. They are in the server's configuration.")}</p>
       <${Problem} error=${specs.error} onAgain=${specs.again} />
       <ul class="cards">
         ${(specs.value ?? []).map((spec, i) => html`
@@ -65,7 +65,7 @@ export function SandboxesPage() {
     </div>
     ${doomed && html`
       <${Question} title=${t("Delete this sandbox?")} action=${t("Delete")} onClose=${() => setDoomed(null)}
-        text=${t("All its files are gone for good. Its conversations stay readable.")}
+        text=${t("All its files are deleted for good. Its conversations stay readable.")}
         onYes=${() => remove(`${V1}/sandboxes/${doomed.id}`)} />
     `}
   `;

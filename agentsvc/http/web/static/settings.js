@@ -65,7 +65,7 @@ function SchemaGroups({ names, settings, save }) {
 }
 
 function ModelSection({ settings, save, onSettings }) {
-  const names = { llm: { title: t("All settings of the model"), hint: t("Sent with each call. What is not set is left to the model's provider."), leave: ["llm.model", "llm.api_key", "llm.base_url"] } };
+  const names = { llm: { title: t("All settings of the model"), hint: t("Sent with each call. For empty ones the model's provider uses its defaults."), leave: ["llm.model", "llm.api_key", "llm.base_url"] } };
   return html`
     <${Group} title=${t("Language model")} hint=${t("The model that agents use unless a conversation names another one.")}>
       <dl class="facts"><div><dt>${t("Model")}</dt><dd><code>${settings.llm_model ?? t("none")}</code></dd></div>
@@ -98,7 +98,7 @@ function Profiles({ onSettings }) {
     return `${V1}/settings/profiles/${encodeURIComponent(one)}`;
   };
   return html`
-    <${Group} title=${t("Saved models")} hint=${t("Models with their keys, by name, to change between them.")}>
+    <${Group} title=${t("Saved models")} hint=${t("Named models with their keys, to switch between them.")}>
       <ul class="entries">
         ${(profiles.value?.profiles ?? []).map((one) => html`
           <li key=${one.name}><div><strong>${one.name}</strong> ${one.name === profiles.value.active_profile && html`<span class="pill good">${t("in use")}</span>`}<p class="hint">${one.model}</p></div>
@@ -117,17 +117,17 @@ function Profiles({ onSettings }) {
 
 const AGENT = [
   { key: "confirmation_mode", label: t("Ask before the agent acts"), kind: "switch", hint: t("Actions wait until you confirm or reject them.") },
-  { key: "security_analyzer", label: t("Which actions are asked about"), kind: "select", options: [["", t("All of them")], ["llm", t("Those that the model calls risky")], ["none", t("All of them, without a rating")]], hint: t("Counts where the agent asks.") },
-  { key: "max_iterations", label: t("Steps"), kind: "number", hint: t("After so many steps a run stops; a message lets it go on. 500 if empty.") },
-  { key: "max_budget_per_task", label: t("Budget in US dollars"), kind: "number", hint: t("A conversation that has cost so much stops. Empty: no limit.") },
-  { key: "enable_default_condenser", label: t("Shorten long histories"), kind: "switch", hint: t("What is long past is summarised, so that it fits the model.") },
-  { key: "condenser_max_size", label: t("Events before that"), kind: "number", hint: t("From so many events on, 20 or more. 240 if empty.") },
+  { key: "security_analyzer", label: t("Actions to confirm"), kind: "select", options: [["", t("All of them")], ["llm", t("Actions that the model rates as risky")], ["none", t("All actions, without a rating")]], hint: t("Applies when the agent asks for confirmation.") },
+  { key: "max_iterations", label: t("Steps"), kind: "number", hint: t("Maximum steps of a run; a message continues a run that reached it. 500 if empty.") },
+  { key: "max_budget_per_task", label: t("Budget in US dollars"), kind: "number", hint: t("Maximum cost of a conversation, which stops when it is reached. Empty: no limit.") },
+  { key: "enable_default_condenser", label: t("Shorten long histories"), kind: "switch", hint: t("Old events are summarised so that the history fits the model.") },
+  { key: "condenser_max_size", label: t("Events before that"), kind: "number", hint: t("Number of events from which it is shortened, 20 or more. 240 if empty.") },
 ];
 
 function AgentSection({ settings, save }) {
   const names = {
     general: { title: t("Tools"), hint: t("What the agent works with."), leave: ["mcp_config"] },
-    agent_context: { title: t("Instructions and skills"), hint: t("What the agent knows before it begins.") },
+    agent_context: { title: t("Instructions and skills"), hint: t("Instructions and skills that the agent starts with.") },
     condenser: { title: t("All settings of shortening"), hint: t("How long histories are made to fit the model."), leave: ["condenser.enabled", "condenser.max_size"] },
     verification: { title: t("Verification"), hint: t("A critic may rate the work, and send it back.") },
   };
@@ -138,7 +138,7 @@ function AgentSection({ settings, save }) {
 }
 
 const GIT = [
-  { key: "git_user_name", label: t("Name"), hint: t("Who commits in sandboxes.") },
+  { key: "git_user_name", label: t("Name"), hint: t("Author of commits in sandboxes.") },
   { key: "git_user_email", label: t("E-mail address") },
   { key: "git_full_clone", label: t("Clone the whole history"), kind: "switch", hint: t("Otherwise only the last commit, which is faster.") },
 ];
@@ -170,13 +170,13 @@ function GitSection({ settings, save, onSettings }) {
   const drop = (name) => () => store((others) => Object.fromEntries(Object.entries(others).filter(([one]) => one !== name)));
   return html`
     <${Group} title=${t("Commits")}><${Form} fields=${GIT} values=${settings} onSave=${save} /><//>
-    <${Group} title=${t("Git providers")} hint=${t("With a token, conversations clone private repositories. It is shown to its own host only, and checked before it is kept.")}>
+    <${Group} title=${t("Git providers")} hint=${t("With a token, conversations can clone private repositories. It is sent only to its own host, and validated before it is stored.")}>
       <ul class="entries">${Object.entries(stored).map(([name, host]) => html`
         <li key=${name}><div><strong>${PROVIDERS.find(([one]) => one === name)?.[1] ?? name}</strong><p class="hint">${host ?? t("public host")}</p></div>
           <${Button} kind="bare" icon="trash" isIcon label=${t("Forget the token of {0}", name)} needs="run" onPress=${drop(name)} /></li>`)}</ul>
       <${SelectField} label=${t("Provider")} value=${form.provider} onValue=${change("provider")} options=${PROVIDERS} />
       <${TextField} label=${t("Token")} type="password" autocomplete="off" value=${form.token} onValue=${change("token")} />
-      <${TextField} label=${t("Host")} hint=${t("Only for one of your own, such as git.example.org")} value=${form.host} onValue=${change("host")} />
+      <${TextField} label=${t("Host")} hint=${t("Only for a self-hosted one, such as git.example.org")} value=${form.host} onValue=${change("host")} />
       <${Problem} error=${error} title=${t("Not stored")} />
       <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Store the token")} /></div>
     <//>
@@ -186,10 +186,10 @@ function GitSection({ settings, save, onSettings }) {
 
 const RULES = [
   { key: "pause_after_seconds", label: t("Pause after seconds without use"), kind: "number", hint: t("0: never. Empty: as the spec or the server says.") },
-  { key: "reclaim_after_seconds", label: t("Push memory out after seconds without use"), kind: "number", hint: t("To swap, where there is any. 0: never. Empty: as the spec or the server says.") },
-  { key: "hibernate_after_seconds", label: t("Keep memory on disk after seconds without use"), kind: "number", hint: t("Where the backend can. 0: never. Empty: as the spec or the server says.") },
-  { key: "stop_after_seconds", label: t("Stop after seconds without use"), kind: "number", hint: t("Keeps the files only. 0: never. Empty: as the spec or the server says.") },
-  { key: "delete_after_seconds", label: t("Delete after seconds without use"), kind: "number", hint: t("With all files. 0: never. Empty: as the spec or the server says.") },
+  { key: "reclaim_after_seconds", label: t("Move memory to swap after seconds without use"), kind: "number", hint: t("If the server has swap. 0: never. Empty: as configured in the spec or the server.") },
+  { key: "hibernate_after_seconds", label: t("Hibernate to disk after seconds without use"), kind: "number", hint: t("If the backend supports it. 0: never. Empty: as configured in the spec or the server.") },
+  { key: "stop_after_seconds", label: t("Stop after seconds without use"), kind: "number", hint: t("Keeps only the files. 0: never. Empty: as configured in the spec or the server.") },
+  { key: "delete_after_seconds", label: t("Delete after seconds without use"), kind: "number", hint: t("With all its files. 0: never. Empty: as configured in the spec or the server.") },
 ];
 
 function SandboxSection({ settings, save }) {
@@ -199,11 +199,11 @@ function SandboxSection({ settings, save }) {
     { key: "default_sandbox_spec_id", label: t("Spec of new sandboxes"), kind: "select", options: [["", t("The server's default")], ...(specs.value ?? []).map(({ id }) => [id, id])] },
     { key: "sandbox_grouping_strategy", label: t("New conversations"), kind: "select", options: [
       ["NO_GROUPING", t("get a sandbox of their own")], ["GROUP_BY_NEWEST", t("join the newest sandbox")], ["LEAST_RECENTLY_USED", t("join the one used longest ago")],
-      ["FEWEST_CONVERSATIONS", t("join the one with fewest conversations")], ["ADD_TO_ANY", t("join any")]], hint: t("Conversations in one sandbox see each other's files.") },
+      ["FEWEST_CONVERSATIONS", t("join the one with fewest conversations")], ["ADD_TO_ANY", t("join any existing sandbox")]], hint: t("Conversations in one sandbox see each other's files.") },
     { key: "remote_runtime_resource_factor", label: t("Size"), kind: "number", hint: t("A factor, for backends that have sandboxes of several sizes.") },
     { key: "sandbox_runtime_container_image", label: t("Image of the runtime"), hint: t("For clients of the older API; stored only.") },
     { key: "sandbox_base_container_image", label: t("Base image"), hint: t("For clients of the older API; stored only.") },
-    { key: "sandbox_api_key", label: t("Key of a remote runtime"), kind: "secret", hint: t("Where sandboxes are at another service.") },
+    { key: "sandbox_api_key", label: t("Key of a remote runtime"), kind: "secret", hint: t("If sandboxes run at another service.") },
   ];
   const saveRules = async (changes) => {
     await put(`${V1}/sandbox-rules`, { ...(await get(`${V1}/sandbox-rules`)), ...changes });
@@ -211,7 +211,7 @@ function SandboxSection({ settings, save }) {
   };
   return html`
     <${Group} title=${t("New sandboxes")}><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
-    <${Group} title=${t("Idle sandboxes")} hint=${t("What becomes of your sandboxes that nobody uses.")}>
+    <${Group} title=${t("Idle sandboxes")} hint=${t("What happens to your sandboxes when they are idle.")}>
       <${Problem} error=${rules.error} />${rules.value && html`<${Form} fields=${RULES} values=${rules.value} onSave=${saveRules} />`}
     <//>
   `;
@@ -220,19 +220,19 @@ function SandboxSection({ settings, save }) {
 const MORE = [
   { key: "search_api_key", label: t("Key of the web search"), kind: "secret", hint: t("For agents that search the web.") },
   { key: "agent", label: t("Agent"), hint: t("Its name, for clients of the older API; stored only.") },
-  { key: "language", label: t("Language"), hint: t("Of other front ends, such as en.") },
+  { key: "language", label: t("Language"), hint: t("Language of other front ends, such as en.") },
   { key: "title_llm_profile", label: t("Saved model for titles"), hint: t("Its name; empty: the conversation's own model.") },
   { key: "disabled_skills", label: t("Skills that are off"), kind: "json", hint: t("A JSON list of names.") },
   { key: "email", label: t("E-mail address") },
-  { key: "enable_sound_notifications", label: t("Sounds"), kind: "switch", hint: t("In front ends that make them.") },
-  { key: "enable_proactive_conversation_starters", label: t("Suggest conversations"), kind: "switch", hint: t("In front ends that do.") },
-  { key: "enable_solvability_analysis", label: t("Rate whether issues can be solved"), kind: "switch", hint: t("In integrations that do.") },
+  { key: "enable_sound_notifications", label: t("Sounds"), kind: "switch", hint: t("In front ends that play sounds.") },
+  { key: "enable_proactive_conversation_starters", label: t("Suggest conversations"), kind: "switch", hint: t("In front ends that suggest conversations.") },
+  { key: "enable_solvability_analysis", label: t("Rate whether issues can be solved"), kind: "switch", hint: t("In integrations that rate issues.") },
   { key: "user_consents_to_analytics", label: t("Consent to analytics"), kind: "switch", hint: t("For front ends that ask. This server sends nothing to anybody.") },
   { key: "v1_enabled", label: t("Newer API in older front ends"), kind: "switch" },
 ];
 
 function MoreSection({ settings, save }) {
   const fields = MORE.map((field) => ({ ...field, isSet: field.key === "search_api_key" && settings.search_api_key_set }));
-  return html`<${Group} title=${t("Other settings")} hint=${t("Most of these are for other front ends of this server.")}><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
+  return html`<${Group} title=${t("Other settings")} hint=${t("Most of these settings are for other front ends of this server.")}><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
     <${Group} title=${t("For programs")}><p>${t("Every operation of the API is described at")} <a href="docs">/docs</a>.</p><//>`;
 }

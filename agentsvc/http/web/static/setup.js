@@ -38,9 +38,9 @@ export function SetupPage({ settings, onSettings }) {
         <datalist id="models">${(models.value?.items ?? []).map((one) => html`<option value=${one.provider ? `${one.provider}/${one.name}` : one.name} />`)}</datalist>
         <${TextField} label=${t("API key")} type="password" value=${form.key} onValue=${change("key")} autocomplete="off"
           placeholder=${settings?.llm_api_key_set ? t("Stored; leave it empty to keep it") : ""}
-          hint=${t("Kept encrypted on this server, and shown to nobody again. A model of your own may need none.")} />
+          hint=${t("Stored encrypted on this server and never shown again. A model on your own server may need no key.")} />
         <${TextField} label=${t("Base URL")} type="url" value=${form.url} onValue=${change("url")} placeholder="https://"
-          hint=${t("Only for a server of your own or a proxy; empty for the provider itself.")} />
+          hint=${t("Only for your own server or a proxy; empty: the provider's URL.")} />
         <div class="actions">
           <${Button} kind="primary" icon="check" needs="run" onPress=${test} label=${t("Save and test")} />
         </div>
@@ -61,7 +61,7 @@ function Found({ found: { outcome, message, said, host }, onAgain }) {
     return html`<div class="success" role="status"><${Icon} name="check" /><div><strong>${message}</strong>${begin}</div></div>`;
   }
   if (host && isAdmin()) {
-    return html`<div class="card" role="status"><p><strong>${t("The model is on your own network.")}</strong> ${t("Agents of all users, and this server, reach it there once you allow it.")}</p>
+    return html`<div class="card" role="status"><p><strong>${t("The model is on your own network.")}</strong> ${t("Once you allow it, this server and the agents of all users can connect to it.")}</p>
       <${Problem} error=${error} /><div class="actions"><${Button} kind="primary" icon="check" needs="admin" onPress=${allow} label=${t("Allow {0}", host)} /></div></div>`;
   }
   if (outcome === "untested") {

@@ -36,7 +36,7 @@ export function Share({ conversation, onClose }) {
   }
   return html`
     <${Dialog} title=${t("Share")} onClose=${onClose}>
-      <p>${t("Whoever has a link reads this conversation without a key, also what comes later. Your secrets are not shown.")}</p>
+      <p>${t("Anyone with a link can read this conversation without a key, including later messages. Your secrets are not shown.")}</p>
       ${links.isLoading && !links.value && html`<${Spinner} />`}
       ${(links.value ?? []).map((link) => html`
         <div key=${link.id}>
@@ -45,7 +45,7 @@ export function Share({ conversation, onClose }) {
           <${Button} kind="danger" icon="trash" needs="run" label=${t("Revoke")} onPress=${() => change(() => remove(`${SHARES}/${link.id}`))} />
         </div>
       `)}
-      <${SelectField} label=${t("A link ends")} value=${days} onValue=${setDays} options=${ENDS} />
+      <${SelectField} label=${t("A link expires")} value=${days} onValue=${setDays} options=${ENDS} />
       ${REDACTIONS.map(([name, label]) => html`
         <${Toggle} label=${t("Hide: {0}", label)} value=${hidden.includes(name)} onValue=${(is) => setHidden((old) => (is ? [...old, name] : old.filter((one) => one !== name)))} />
       `)}
@@ -53,7 +53,7 @@ export function Share({ conversation, onClose }) {
       <div class="actions">
         <${Button} onPress=${onClose} label=${t("Close")} />
         <${Button} icon="down" onPress=${() => attempt(() => download(`${conversationPath(conversation.id)}/page?${query}`))} label=${t("Save as a page")} />
-        <${Button} kind="primary" icon="link" needs="run" onPress=${add} label=${t("Make a link")} />
+        <${Button} kind="primary" icon="link" needs="run" onPress=${add} label=${t("Create a link")} />
       </div>
     <//>
   `;

@@ -12,7 +12,7 @@ import { t } from "./words.js";
 const DRAFT = "draft new";
 const EXAMPLES = [
   [t("Explain a repository"), t("Read this repository, and write down what it does, how it is built and tested, and where to begin reading.")],
-  [t("Mend failing tests"), t("Run the tests. Find out why some fail, mend the cause and not the test, and show that all pass.")],
+  [t("Fix failing tests"), t("Run the tests. Find out why some fail, fix the cause and not the test, and show that all pass.")],
   [t("Add tests"), t("Find the part of the code that is tested least but used most, and write tests for it in the style of those that are there.")],
   [t("Update dependencies"), t("Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason.")],
 ];
@@ -71,7 +71,7 @@ export function NewConversation({ settings, onSettings }) {
         </ul>`}
         <${Repository} form=${form} change=${change} providers=${Object.keys(settings?.provider_tokens_set ?? {})} />
         ${(specs.value?.length ?? 0) > 1 && html`
-          <${SelectField} label=${t("Sandbox spec")} hint=${t("What the sandbox is made from: its image, limits and network.")}
+          <${SelectField} label=${t("Sandbox spec")} hint=${t("Template of the sandbox: its image, limits and network.")}
             value=${form.spec} onValue=${change("spec")}
             options=${[["", t("As in your settings")], ...specs.value.map((spec) => [spec.id, spec.id])]} />
         `}
@@ -184,7 +184,7 @@ export function StartProgress({ id }) {
   }, []);
   if (asked.error) return html`<div class="page"><${Problem} error=${asked.error} onAgain=${asked.again} /></div>`;
   if (!task && asked.isLoading) return html`<${Spinner} />`;
-  if (!task) return html`<${Empty} icon="chat" title=${t("There is no such start")}>${t("It may be too long ago.")}<//>`;
+  if (!task) return html`<${Empty} icon="chat" title=${t("There is no such start")}>${t("Old starts are deleted after some time.")}<//>`;
   const at = STAGES.findIndex(([name]) => name === task.status);
   if (at >= 0) reached.current = Math.max(reached.current, at);
   const isFailed = task.status === "ERROR";

@@ -176,7 +176,7 @@ export class Timeline {
     const times = last?.type === "refusal" ? last.times + 1 : 1;
     const { num_retries: most, retry_multiplier: factor, retry_min_wait: least, retry_max_wait: longest } = this.#retries;
     const seconds = Math.max(least, Math.min(longest, factor * 2 ** (times - 1)));
-    const text = `${REFUSALS[status] ?? message} ${times < most ? t("Try {0} of {1} in {2} s.", times + 1, most, Math.round(seconds)) : t("That was the last try.")}`;
+    const text = `${REFUSALS[status] ?? message} ${times < most ? t("Try {0} of {1} in {2} s.", times + 1, most, Math.round(seconds)) : t("That was the last attempt.")}`;
     if (times > 1) this.items.pop();
     this.items.push({ key: `refusal-${at}`, type: "refusal", label: t("The model does not answer"), text, at, times, status });
   }
@@ -211,7 +211,7 @@ export class Timeline {
   }
 
   onCondensation(event) {
-    this.#push(event, "note", t("Shortened"), { text: t("What is long past was summarised for the model"), more: event.summary });
+    this.#push(event, "note", t("Shortened"), { text: t("Old events were summarised for the model"), more: event.summary });
   }
 
   onHookExecutionEvent(event) {

@@ -140,8 +140,8 @@ export function Ports({ conversation, sandbox }) {
   const shown = urls.filter((one) => one.name !== "AGENT_SERVER");
   return html`
     <h2>${t("What the sandbox serves")}</h2>
-    <p class="hint">${t("Programs that the agent starts on these ports open in a tab of their own. What they show was made in the sandbox: do not give it passwords.")}</p>
-    ${!shown.length && html`<${Empty} icon="link" title=${t("No ports")}>${t("The spec of this sandbox names none.")}<//>`}
+    <p class="hint">${t("Programs that the agent starts on these ports open in a new tab. Their pages come from the sandbox: do not enter passwords there.")}</p>
+    ${!shown.length && html`<${Empty} icon="link" title=${t("No ports")}>${t("The spec of this sandbox has no ports.")}<//>`}
     <ul class="files">
       ${shown.map(({ name, url, port }) => html`
         <li key=${name}><a href=${opened(url, sandbox)} target="_blank" rel="noopener noreferrer"><${Icon} name="link" />${label(name)} <span class="hint">${t("port {0}", port)}</span></a></li>
