@@ -90,13 +90,13 @@ class ClientQueue:
         if socket is not None:
             await socket.close(wait=False)
 
-    async def turn_away(self) -> None:
+    async def disconnect_with_error(self) -> None:
         """Send the error for too many actions and disconnect the client."""
         with contextlib.suppress(ConnectionError):
             await self.send(error_frame("Too many actions at once"))
-        await self.hang_up()
+        await self.disconnect()
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         """Disconnect the client for good; frames that were sent still arrive."""
         await self._server.disconnect(self._sid)
         await self._end(self.eio_sid)
@@ -113,20 +113,20 @@ class Listener:
         self,
         request: web.Request,
         caller: Principal,
-        line: ClientQueue,
+        queue: ClientQueue,
         view: ConversationView,
         latest_event_id: int,
     ) -> None:
         conversation = view.conversation
         self.conversation_id = conversation.id
-        self.holds = contextlib.ExitStack()
+        self.resources = contextlib.ExitStack()
         """Contexts that `close` exits."""
         self._user_id = conversation.user_id
         self._created_at = conversation.created_at
         self._request = request
         self._app = request.app
         self._caller = caller
-        self.line = line
+        self.queue = queue
         self._latest_event_id = latest_event_id
         self._max_bytes = self._app[keys.CONFIG].server.max_body_bytes
         self._sent = _SentFrames(status=READY, title=title_frame(view))
@@ -146,7 +146,7 @@ class Listener:
             await self._stream_all()
         except Exception as exc:
             # After any error no more events are sent; the client has to reconnect to get them.
-            await self.line.drop()
+            await self.queue.drop()
             if not isinstance(exc, ConnectionError):
                 raise
             log.info(
@@ -175,7 +175,7 @@ class Listener:
                 await self._audit(exc.status)
                 await self._send_error(exc.message)
                 if isinstance(exc, errors.NotAuthenticated):
-                    await self.line.hang_up()
+                    await self.queue.disconnect()
             else:
                 await self._audit(_DONE)
 
@@ -203,7 +203,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop streaming and processing; idempotent."""
-        self.holds.close()
+        self.resources.close()
         self._news.close()
         self._inbox.put_nowait(None)
 
@@ -239,7 +239,7 @@ class Listener:
             if not await self._wait_for_news():
                 return
             await self._send_events()
-        await self.line.hang_up()
+        await self.queue.disconnect()
 
     async def _wait_for_news(self) -> bool:
         """Wait until there may be news to send; return False once the subscription is closed."""
@@ -254,7 +254,7 @@ class Listener:
         self._state = last_state(history)
         self._sent_state = last_state(history, self._latest_event_id)
         for event in replay(history[: self._position], self._latest_event_id):
-            await self.line.send(event)
+            await self.queue.send(event)
 
     async def _send_events(self) -> None:
         history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
@@ -265,7 +265,7 @@ class Listener:
         for event in news:
             shown = live(event)
             if shown is not None:
-                await self.line.send(shown)
+                await self.queue.send(shown)
 
     async def _send_status(self) -> bool:
         """Send changes of status, title and state; return False if the conversation is deleted."""
@@ -278,11 +278,11 @@ class Listener:
         )
         for frame, before in zip(now, self._sent, strict=True):
             if frame is not None and frame != before:
-                await self.line.send(frame)
+                await self.queue.send(frame)
         self._sent = now
         state = self._find_state(view)
         if state not in (None, self._sent_state):
-            await self.line.send(state_frame(state))
+            await self.queue.send(state_frame(state))
             self._sent_state = state
         return True
 
@@ -320,7 +320,7 @@ class Listener:
 
     async def _send_error(self, message: str) -> None:
         try:
-            await self.line.send(error_frame(message))
+            await self.queue.send(error_frame(message))
         except ConnectionError:
             # `stream` gets the same error and disconnects the client.
             return

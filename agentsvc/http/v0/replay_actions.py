@@ -67,10 +67,10 @@ def uses_of_tool(tool: str, written: str, action: Fields) -> tuple[ToolUse, ...]
         check_extremes(written.encode())
     except (msgspec.DecodeError, RecursionError) as exc:
         raise NotReplayableError("has arguments that are not JSON") from exc
-    told = {
+    arguments = {
         key: value for key, value in arguments.items() if key not in _METADATA and value is not None
     }
-    return (ToolUse(tool=tool, arguments=told),)
+    return (ToolUse(tool=tool, arguments=arguments),)
 
 
 def _run(args: Fields) -> tuple[ToolUse, ...]:
@@ -86,11 +86,11 @@ def _run(args: Fields) -> tuple[ToolUse, ...]:
 
 
 def _read(args: Fields) -> tuple[ToolUse, ...]:
-    told: Fields = {"command": "view", "path": _path(args)}
+    arguments: Fields = {"command": "view", "path": _path(args)}
     shown = args.get("view_range")
     if isinstance(shown, list) and shown:
-        told["view_range"] = shown
-    return (ToolUse(tool="file_editor", arguments=told),)
+        arguments["view_range"] = shown
+    return (ToolUse(tool="file_editor", arguments=arguments),)
 
 
 def _write(args: Fields) -> tuple[ToolUse, ...]:
@@ -111,8 +111,8 @@ def _edit(args: Fields) -> tuple[ToolUse, ...]:
     if args.get("impl_source") == "llm_based_edit" or command not in _EDITS:
         raise NotReplayableError("is an edit made by a model, which cannot be replayed")
     _path(args)
-    told = {name: args[name] for name in _EDIT_FIELDS if args.get(name) is not None}
-    return (ToolUse(tool="file_editor", arguments=told | {"command": command}),)
+    arguments = {name: args[name] for name in _EDIT_FIELDS if args.get(name) is not None}
+    return (ToolUse(tool="file_editor", arguments=arguments | {"command": command}),)
 
 
 def _think(args: Fields) -> tuple[ToolUse, ...]:
@@ -125,11 +125,11 @@ def _finish(args: Fields) -> tuple[ToolUse, ...]:
 
 
 def _track(args: Fields) -> tuple[ToolUse, ...]:
-    told: Fields = {"command": args.get("command") or "view"}
+    arguments: Fields = {"command": args.get("command") or "view"}
     tasks = args.get("task_list")
     if isinstance(tasks, list):
-        told["task_list"] = [_task(task) for task in tasks if isinstance(task, dict)]
-    return (ToolUse(tool="task_tracker", arguments=told),)
+        arguments["task_list"] = [_task(task) for task in tasks if isinstance(task, dict)]
+    return (ToolUse(tool="task_tracker", arguments=arguments),)
 
 
 def _task(task: Fields) -> Fields:

@@ -197,13 +197,13 @@ class Sockets:
                 # A polling client is done with the response; a WebSocket client closes by itself.
                 self._end_soon(eio_sid)
             raise Refused(exc.message) from exc
-        line = ClientQueue(self._server, sid, self._end, send_seconds=self._send_seconds)
-        listener = Listener(request, principal, line, view, latest_event_id)
+        queue = ClientQueue(self._server, sid, self._end, send_seconds=self._send_seconds)
+        listener = Listener(request, principal, queue, view, latest_event_id)
         # Disconnect the client when its key becomes invalid.
         hold = request.app[keys.OPEN_CONNECTIONS].held(
-            principal, lambda: self._supervisor.spawn(f"socket {sid} revoked", line.hang_up)
+            principal, lambda: self._supervisor.spawn(f"socket {sid} revoked", queue.disconnect)
         )
-        listener.holds.enter_context(hold)
+        listener.resources.enter_context(hold)
         self._listeners[sid] = listener
         self._followers[listener.conversation_id] += 1
         self._supervisor.spawn(f"socket {sid} events", listener.stream)
@@ -215,7 +215,7 @@ class Sockets:
         listener = self._forget(sid)
         if listener is not None and reason == self._server.reason.CLIENT_DISCONNECT:
             # The client may be waiting for the response to a poll.
-            await listener.line.close()
+            await listener.queue.close()
 
     async def _enqueue(self, sid: str, *args: msgspec.Raw) -> None:
         listener = self._listeners.get(sid)
@@ -223,7 +223,7 @@ class Sockets:
             return
         # The queue is full: accept no more actions of the client, and disconnect it.
         self._forget(sid)
-        self._supervisor.spawn(f"socket {sid} overflow", listener.line.turn_away)
+        self._supervisor.spawn(f"socket {sid} overflow", listener.queue.disconnect_with_error)
 
     def _forget(self, sid: str) -> Listener | None:
         listener = self._listeners.pop(sid, None)
@@ -239,7 +239,7 @@ class Sockets:
     async def tidy(self, *, at: float | None = None) -> None:
         """Close connections that have not joined a conversation in time."""
         moment = monotonic() if at is None else at
-        following = {listener.line.eio_sid for listener in self._listeners.values()}
+        following = {listener.queue.eio_sid for listener in self._listeners.values()}
         for eio_sid, caller in self._callers().items():
             if eio_sid not in following and caller.connected_at + _CONNECT_SECONDS < moment:
                 self._end_soon(eio_sid)

@@ -81,8 +81,8 @@ async def post_conversation(request: web.Request) -> Success:
     raw = await read_json(request, msgspec.Raw, wide_integers=True)
     if len(bytes(raw)) > MAX_CONVERSATION_BYTES:
         raise BodyTooLarge(f"A conversation should have at most {MAX_CONVERSATION_BYTES} bytes")
-    told = await read_apart(bytes(raw), partial(decode, kind=_INFO))
-    await request.app[CALLBACKS].receive_conversation(sandbox, told)
+    info = await read_apart(bytes(raw), partial(decode, kind=_INFO))
+    await request.app[CALLBACKS].receive_conversation(sandbox, info)
     return SUCCESS
 
 
