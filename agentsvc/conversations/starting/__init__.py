@@ -1,7 +1,8 @@
-"""Starting a conversation: the steps of a start task and what each of them needs.
+"""The start of a conversation: a pipeline of steps that takes an order to a ready agent.
 
-Begin with `pipeline`, which has the list of the steps, and `states`, what they hand on: `checks`,
-`sandbox_wait`, `files`, `opener` (the agent). All are made of `parts`. `service` takes orders; `progress`
-stores how far a start is and what became of it, `failure` explains to users why one failed. How many start
-at once is decided by the admission of sandboxes.
+Read `pipeline` first, which lists the steps, then `states`, the values that they pass on. The steps
+are in `checks`, `sandbox_wait`, `files` and `opener`; `parts` holds the services that they share.
+`service` accepts orders and runs the pipeline in the background, `progress` stores the stage and
+the result of a start task, `failure` explains to users why a start failed. How many starts run at
+once is decided by the admission in `sandboxes`.
 """

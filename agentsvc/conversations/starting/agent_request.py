@@ -1,7 +1,7 @@
-"""The request that starts a conversation on an agent server, from settings and order. Pure.
+"""The body of the request that starts a conversation at an agent server. Pure.
 
-This is where every setting that matters at run time takes effect; values of secrets are revealed
-here and nowhere else on their way to the agent.
+Every setting that matters at run time takes effect here; this is the only place where secrets are
+revealed on their way to the agent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ _PLAN_TOOLS: Final = ("glob", "grep", "planning_file_editor")
 
 
 class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a new conversation on an agent server is made from."""
+    """All inputs of the request that starts a conversation at an agent server."""
 
     conversation_id: str
     order: StartOrder
@@ -53,23 +53,23 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
     first_message: Message | None
     lookups: Mapping[str, SecretLookup]
-    """The secrets the sandbox may ask for, by name."""
+    """The secrets that the sandbox may look up, by name."""
     usable_tools: Sequence[str] | None
-    """What the agent server offers, or None if it does not say."""
+    """The tools that the agent server offers; None if it does not report them."""
     has_public_skills: bool
     hook_config: Mapping[str, Any] | None
     recording: Llm | None = None
-    """What the agent takes for its model while it replays."""
+    """The stand-in for the model while a recording is replayed; None otherwise."""
     model: Llm | None = None
-    """The model as the sandbox gets it; None for that of order and settings as it is."""
+    """The model proxy as the sandbox calls it; None to pass on the model of order and settings."""
     title_profile: str | None = None
-    """The model saved in the sandbox that makes the title; otherwise the agent's own does."""
+    """The model profile for titles, saved in the sandbox; None for the agent's own model."""
 
 
 def require_model(order: StartOrder, settings: Settings) -> str:
-    """Return the model a conversation will use; raises BadRequest if none is configured.
+    """Return the name of the model for a conversation; raises BadRequest if none is configured.
 
-    Raises NotFound for a saved model that the user no longer has.
+    Raises NotFound if the user no longer has the named model profile.
     """
     saved = get_profile(settings, order.llm_profile) if order.llm_profile else None
     model = order.llm_model or (saved or llm_of(settings)).model
@@ -82,7 +82,7 @@ def require_model(order: StartOrder, settings: Settings) -> str:
 
 
 def check_secret_names(order: StartOrder) -> None:
-    """Raise BadRequest for a secret whose name the sandbox itself uses."""
+    """Raise BadRequest for a secret with a name that is reserved for the sandbox."""
     for name in order.secrets:
         if is_reserved(name):
             raise BadRequest(
@@ -122,7 +122,7 @@ def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
 
 
 def to_agent_message(message: Message) -> dict[str, Any]:
-    """Return a message as the agent server reads it."""
+    """Return a message in the format of the agent server."""
     return {
         "role": message.role,
         "content": [_content(item) for item in message.content],
@@ -130,13 +130,13 @@ def to_agent_message(message: Message) -> dict[str, Any]:
 
 
 def text_of(content: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts and the image addresses in a message's content, one a line."""
+    """Return the texts and the image URLs in a message's content, one a line."""
     parts = [text for part in content for text in (part.get("text"), *part.get("image_urls", ()))]
     return "\n".join(text for text in parts if text)
 
 
 def confirmation_policy(settings: Settings) -> dict[str, Any]:
-    """Return when the agent must ask before it acts."""
+    """Return the policy on which actions of the agent need confirmation."""
     if not settings.confirmation_mode:
         return {"kind": "NeverConfirm"}
     if settings.security_analyzer == "llm":
@@ -145,14 +145,14 @@ def confirmation_policy(settings: Settings) -> dict[str, Any]:
 
 
 def security_analyzer(settings: Settings) -> dict[str, Any] | None:
-    """Return who rates the risk of an action; only `llm` names one."""
+    """Return the analyzer of the risk of actions; None unless the setting is `llm`."""
     return {"kind": "LLMSecurityAnalyzer"} if settings.security_analyzer == "llm" else None
 
 
 def chosen_model(order: StartOrder, settings: Settings) -> Llm:
     """Return the language model of a conversation; raises BadRequest if none is configured.
 
-    Another agent needs none.
+    Another agent (ACP) needs none: its result may lack a model name.
     """
     chosen = llm_of(settings)
     if acp_server_of(order, settings) and not (order.llm_model or order.llm_profile):
@@ -203,7 +203,7 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
 
 
 def _tools(inputs: AgentInputs) -> list[dict[str, Any]]:
-    """Return the tools that are wanted and that the agent server has."""
+    """Return the configured tools that the agent server offers."""
     options = inputs.settings.agent_options
     is_planner = inputs.order.agent_type is AgentType.PLAN
     names = _PLAN_TOOLS if is_planner else _WORK_TOOLS
@@ -233,7 +233,7 @@ def _condenser(inputs: AgentInputs) -> dict[str, Any] | None:
 
 
 def _critic(options: VerificationOptions, model_key: Secret | None) -> dict[str, Any] | None:
-    """Return who rates the agent's work; without a key, or the model's, nobody can."""
+    """Return the critic that rates the agent's work; None if disabled, or without a key."""
     key = options.critic_api_key or model_key
     if not options.critic_enabled or not key:
         return None
@@ -265,7 +265,7 @@ def _context(inputs: AgentInputs) -> dict[str, Any]:
         "system_message_suffix": "\n\n".join(part for part in suffixes if part) or None,
         "load_project_skills": options.load_project_skills is not False,
         "load_user_skills": options.load_user_skills is not False,
-        # Only an operator can allow what needs the internet.
+        # Public skills need the internet, which only the operator can allow.
         "load_public_skills": inputs.has_public_skills and options.load_public_skills is not False,
         "disabled_skills": list(inputs.settings.disabled_skills or ()),
         "current_datetime": now().isoformat(),

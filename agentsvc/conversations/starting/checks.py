@@ -1,6 +1,6 @@
-"""The first step of a start: whether its request can be carried out with the settings of its user.
+"""The first step of a start: validate its order against the user's present settings.
 
-What can never be started was refused by `StartOrders` before it was stored.
+Orders that can never be started were refused by `StartOrders` before the task was stored.
 """
 
 from agentsvc.conversations.other_agents import acp_server_of
@@ -11,7 +11,11 @@ from agentsvc.domain import DEFAULT_HOSTS, Provider, check_host
 
 
 async def check_request(parts: StartParts, start: Start) -> CheckedStart:
-    """Return a start with the settings and git tokens of its user; raises StartRefused."""
+    """Return the start with its user's settings and git tokens.
+
+    Raises BadRequest if no model is configured or the sandbox reserves the name of a secret, and
+    NotFound if the model profile does not exist any more.
+    """
     order, user_id = start.task.request, start.task.user_id
     settings = await parts.settings.get(user_id)
     if acp_server_of(order, settings) is None:

@@ -1,6 +1,6 @@
-"""Prepared environments as starts see them: copies of files with which conversations begin.
+"""Prepared environments, as starts see them: copies of files with which conversations begin.
 
-Which there are is known to a plugin; without one there are none.
+A plugin is the source of environments; without one there are none.
 """
 
 from typing import Final, Protocol
@@ -13,65 +13,69 @@ from agentsvc.plugin import Spec
 from agentsvc.storage import Queryable
 
 NO_ENVIRONMENT: Final = "none"
-"""What an order names that is to begin without one."""
+"""The `environment_id` of an order that is to begin without an environment."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """A prepared environment, and what is done with a copy of it."""
+    """A prepared environment, and the scripts to run in a copy of it."""
 
     id: str
     name: str
     layer_id: str
-    """Empty for one that was never prepared."""
+    """Empty if the environment was never prepared."""
     spec_id: str
-    """The sandbox spec it was prepared with."""
+    """The sandbox spec with which it was prepared."""
     backend: str
     base: str
-    """The image in which sandboxes run; empty for that of their spec."""
+    """The image of its sandboxes; empty for the image of the spec."""
     repository: str | None
-    """Whose set-up was done; None for none."""
+    """The repository whose set-up script was run; None without a repository."""
     provider: Provider | None
     setup_script: str
-    """Run again where the copy is stale."""
+    """Run again if the copy is stale."""
     maintenance_script: str
     """Run at each start."""
     watched: tuple[str, ...]
-    """Paths in the repository; the copy is stale where their contents differ from the fingerprint."""
+    """Paths in the repository; the copy is stale if their contents differ from the fingerprint."""
     fingerprint: str
 
 
 class EnvironmentSource(Protocol):
-    """What knows the environments of users."""
+    """A source of the environments of users, implemented by a plugin."""
 
     async def get(self, user_id: str, order: StartOrder) -> Environment:
-        """Return the one that an order names; raises NotFound, and BadRequest for another repository's."""
+        """Return the environment that an order names.
+
+        Raises NotFound, and BadRequest if it belongs to another repository.
+        """
         ...
 
     async def find_for(
         self, reader: Queryable, user_id: str, order: StartOrder, spec: Spec
     ) -> Environment | None:
-        """Return the one that an order begins with that names none, if there is one for it."""
+        """Return the environment that matches an order which names none, or None."""
         ...
 
     async def find_by_layer(self, layer_id: str) -> Environment | None:
-        """Return the one that has a layer now, or had it before that."""
+        """Return the environment with this layer as its present or an earlier one, or None."""
         ...
 
     def renew(self, environment: Environment) -> None:
-        """Have it prepared anew, since it is stale."""
+        """Schedule a new preparation of a stale environment."""
         ...
 
 
 class Environments:
-    """Says with which environment a start begins."""
+    """Chooses the environment with which a start begins."""
 
     def __init__(self) -> None:
         self.source: EnvironmentSource | None = None
 
     async def check(self, user_id: str, order: StartOrder) -> StartOrder:
-        """Return the order with the repository of the environment that it names, unless it has one.
+        """Return the order with the repository of the environment it names, unless it has its own.
 
-        Raises NotFound for one that does not exist, BadRequest where it is of no use.
+        Raises NotFound if the environment does not exist, and BadRequest if it is not prepared yet,
+        belongs to another repository, or the order brings other files.
         """
         if not is_named(order):
             return order
@@ -85,7 +89,7 @@ class Environments:
     async def choose(
         self, reader: Queryable, user_id: str, order: StartOrder, spec: Spec, *, is_grouped: bool
     ) -> Environment | None:
-        """Return the environment that a new sandbox begins with, if any."""
+        """Return the environment that a new sandbox begins with, or None."""
         if is_named(order):
             return await self._get(user_id, order)
         is_other = order.archive_id or order.parent_conversation_id or order.commit or is_grouped
@@ -94,11 +98,11 @@ class Environments:
         return await self.source.find_for(reader, user_id, order, spec)
 
     async def find_by_layer(self, layer_id: str) -> Environment | None:
-        """Return the environment that has a layer now, or had it before that; None for others."""
+        """Return the environment whose present or earlier layer this is, or None."""
         return await self.source.find_by_layer(layer_id) if self.source and layer_id else None
 
     def renew(self, environment: Environment) -> None:
-        """Have a stale environment prepared anew, in the background."""
+        """Schedule a new preparation of a stale environment, in the background."""
         if self.source is not None:
             self.source.renew(environment)
 
@@ -112,5 +116,5 @@ class Environments:
 
 
 def is_named(order: StartOrder) -> bool:
-    """Whether an order names an environment."""
+    """Return whether an order names an environment."""
     return order.environment_id not in (None, NO_ENVIRONMENT)

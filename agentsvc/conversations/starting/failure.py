@@ -1,4 +1,4 @@
-"""Explains to users why a conversation failed to start, and what to do. Pure."""
+"""Messages that tell users why a conversation failed to start, and what to do. Pure."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ _REMEDIES: Final[tuple[tuple[type[AgentsvcError], str], ...]] = (
     (BackendBroken, "The server's log has the details; report it to the author of the backend"),
     (
         BackendUnavailable,
-        f"{ANEW} once the backend is back; `GET /ready` tells of the default one",
+        f"{ANEW} once the backend is back; `GET /ready` reports the state of the default one",
     ),
     (CapacityExceeded, "Free some room by deleting or pausing sandboxes, and start anew"),
     (OrderRejected, "Choose another sandbox spec, or have its configuration changed"),
@@ -39,16 +39,16 @@ _REMEDIES: Final[tuple[tuple[type[AgentsvcError], str], ...]] = (
 
 
 def explain_error(error: AgentsvcError, tail: str) -> str:
-    """Return cause and remedy; `tail` is the end of the sandbox's log, if there is one."""
+    """Return cause and remedy of an error; `tail` is the end of the sandbox's log, or empty."""
     for kind, remedy in _REMEDIES:
         if isinstance(error, kind):
             return with_tail(reason_of(error.message, remedy), tail)
-    # The others name their remedy themselves.
+    # The messages of other errors name the remedy themselves.
     return reason_of(error.message)
 
 
 def explain_sandbox(sandbox: Sandbox | None, tail: str, time_limit: float) -> str:
-    """Return why a start cannot go on with a sandbox as it is now, and what to do."""
+    """Return why a start cannot continue with a sandbox in its present state, and what to do."""
     if sandbox is None:
         return f"The sandbox was deleted while it was being waited for. {ANEW}"
     return with_tail(_explain_status(sandbox, tail, time_limit), tail)
@@ -83,12 +83,12 @@ def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
 
 
 def unknown_sandbox(sandbox_id: str) -> str:
-    """Return what to do about the id of a sandbox that the user does not have."""
+    """Return the message for a sandbox id that the user does not have."""
     return reason_of(f"Sandbox not found: {sandbox_id}", _OTHER_SANDBOX)
 
 
 def with_tail(text: str, tail: str) -> str:
-    """Return the text with the last lines of a log below it, unless it has them already."""
+    """Append the last lines of a log to a text, unless the text contains them."""
     if not tail or tail in text:
         return text
     return f"{text}\nThe last lines of the sandbox's log:\n{tail}"
@@ -96,7 +96,7 @@ def with_tail(text: str, tail: str) -> str:
 
 def _failure_remedy(text: str) -> str:
     if not any(sign in text for sign in _MISSING_AGENT):
-        return f"{ANEW}; resuming the sandbox tries the same once more"
+        return f"{ANEW}; resuming the sandbox only retries the same"
     return (
         "The agent server is not installed: install the `agent` extra,"
         " `pip install 'agentsvc[agent]'`, and start the conversation anew"

@@ -1,4 +1,4 @@
-"""The steps that put the files of a conversation in place: clone, archive or copy, set-up script, hooks."""
+"""The steps that prepare a conversation's files: clone, archive or copy, set-up script, hooks."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +19,7 @@ _COMMITTER_EMAIL: Final = "agentsvc@localhost"
 
 
 class FileSteps:
-    """Prepares workspaces through their agent servers; see `Workspace`."""
+    """Prepares the workspaces of starts through their agent servers; see `Workspace`."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
@@ -27,27 +27,31 @@ class FileSteps:
         self._progress = Progress(parts)
 
     async def prepare(self, host: StartWithSandbox) -> StartWithWorkspace:
-        """Put the files there, and the user's git credentials and identity."""
+        """Bring in the files, and configure the user's git credentials and identity.
+
+        Raises StartRefused if the files cannot be brought in.
+        """
         order, settings = host.asked.start.task.request, host.asked.settings
         base = await self._chooser.base_dir(host)
         if order.archive_id is not None:
             prepared = await self._restore(host, order.archive_id, base)
         else:
             old_dir = order.copied.working_dir if order.copied else None
-            workspace = await self._make(host, base)
+            workspace = await self._make_workspace(host, base)
             prepared = StartWithWorkspace(host=host, workspace=workspace, old_dir=old_dir)
         name, email = settings.git_user_name, settings.git_user_email
         if order.commit is not None:
-            # It is there to be committed to, which git refuses to nobody.
+            # The agent is to commit here, and git refuses commits without an identity.
             name, email = name or _COMMITTER, email or _COMMITTER_EMAIL
         await prepared.workspace.set_identity(name, email)
         return prepared
 
     async def run_setup_script(self, files: StartWithWorkspace) -> None:
-        """Run the repository's set-up script, unless its work came with a prepared environment.
+        """Run the repository's set-up script, unless a prepared environment has done its work.
 
-        A failure is noted and stops nothing. A start that goes on after a restart runs nothing beside an
-        agent that is at work.
+        With an environment, repeat its set-up if the copy is stale, and run its maintenance script;
+        but nothing if the agent server already has the conversation, as after a restart. A failed
+        script is noted and does not fail the start.
         """
         start, workspace = files.host.asked.start, files.workspace
         seconds = self._parts.config.setup_script_seconds
@@ -68,37 +72,37 @@ class FileSteps:
     async def _refresh(
         self, start: Start, workspace: Workspace, environment: Environment, layer: str
     ) -> None:
-        """Do the set-up again where the files that decide about it have changed since."""
+        """Run the set-up of the environment again if the copy is stale."""
         is_latest = layer == environment.layer_id
         fingerprint = await workspace.fingerprint(environment.watched)
         if is_latest and fingerprint == environment.fingerprint:
             return
         if is_latest and start.conversation.selected_branch is None:
-            # Another branch may well have others.
+            # Only on the default branch: other branches may differ in the watched files.
             self._parts.environments.renew(environment)
         seconds = self._parts.config.setup_script_seconds
         script, what = environment.setup_script, "the set-up script of the environment"
         await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
     async def install_hooks(self, files: StartWithWorkspace) -> None:
-        """Install the repository's git hooks; a failure is noted and stops nothing."""
+        """Install the repository's git hooks; a failure is noted and does not fail the start."""
         await self._progress.note(files.host.asked.start, await files.workspace.install_hooks())
 
     async def load_hooks(self, files: StartWithWorkspace) -> StartWithWorkspace:
-        """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox.
+        """Read the agent's hooks, and take a checkpoint of the files before the agent changes them.
 
-        Of what is there now, before its agent does anything, a checkpoint is kept.
+        Skills are loaded by the agent itself, in the sandbox.
         """
         hook_config = await files.workspace.load_hooks()
         await self._parts.sandboxes.checkpoints.take(files.host.sandbox)
         return msgspec.structs.replace(files, hook_config=hook_config)
 
-    async def _make(self, host: StartWithSandbox, base: str) -> Workspace:
-        start, tokens = host.asked.start, _given(host)
+    async def _make_workspace(self, host: StartWithSandbox, base: str) -> Workspace:
+        start, tokens = host.asked.start, _allowed_tokens(host)
         conversation, order = start.conversation, start.task.request
         repository = conversation.selected_repository
         if order.copied is not None or order.parent_conversation_id:
-            # The files are there.
+            # The files exist already.
             workspace = Workspace(host.agent, base)
             await workspace.set_credentials(tokens)
             return workspace
@@ -111,7 +115,7 @@ class FileSteps:
         workspace = Workspace(host.agent, f"{base}/{remote.directory}")
         await workspace.set_credentials(tokens)
         if order.commit is not None:
-            await self._bring(workspace, start, repository, order.commit)
+            await self._unpack_commit(workspace, start, repository, order.commit)
             return workspace
         clone = Clone(
             repository=repository,
@@ -126,10 +130,10 @@ class FileSteps:
         await workspace.clone(clone)
         return workspace
 
-    async def _bring(
+    async def _unpack_commit(
         self, workspace: Workspace, start: Start, repository: str, commit: str
     ) -> None:
-        """Bring a commit in that the server itself has fetched: no token gets into the sandbox."""
+        """Fetch a commit on the server and unpack it, so that no token gets into the sandbox."""
         conversation, seconds = start.conversation, self._parts.config.clone_seconds
         compared_to = start.task.request.compared_to
         async with self._parts.git.checkout(
@@ -149,20 +153,20 @@ class FileSteps:
     async def _restore(
         self, host: StartWithSandbox, archive_id: str, base: str
     ) -> StartWithWorkspace:
-        """Begin with the files of an archive, in the directory they were in."""
+        """Restore the files of an archive, in a directory of their former name."""
         archive = await self._parts.archives.wait_ready(archive_id)
         directory = f"{base}/{archive.directory}" if archive.directory else base
         workspace = Workspace(host.agent, directory)
-        await workspace.set_credentials(_given(host))
+        await workspace.set_credentials(_allowed_tokens(host))
         await self._parts.archives.restore(archive, host.agent, directory)
         return StartWithWorkspace(host=host, workspace=workspace, old_dir=archive.working_dir)
 
 
-def _given(host: StartWithSandbox) -> Mapping[Provider, tuple[str, Secret]]:
-    """Return the tokens that may be in the sandbox."""
+def _allowed_tokens(host: StartWithSandbox) -> Mapping[Provider, tuple[str, Secret]]:
+    """Return the git tokens that the sandbox may have."""
     return {} if host.sandbox.spec.withholds_secrets else host.asked.tokens
 
 
 async def _has_begun(host: StartWithSandbox) -> bool:
-    """Say whether the agent server has the conversation already."""
+    """Return whether the agent server has the conversation already."""
     return await host.agent.find_conversation(host.asked.start.conversation.id) is not None

@@ -1,7 +1,8 @@
-"""Watching the first moments of a run, for a model that refuses at once.
+"""Detection of a model that refuses the first request of a run.
 
-A refused key or an unknown model shows only in the run, a tenth of a second after the start was
-accepted. Waiting a moment for the first sign of life makes it a failed start with a cause.
+An invalid key or an unknown model shows only in the run, a tenth of a second after the agent
+server has accepted the start. Waiting briefly for the first response makes it a failed start with a
+cause.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from agentsvc.plugin.egress import split_port
 
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 0.4
-_SIGNS_OF_LIFE: Final = frozenset({"ActionEvent", "ObservationEvent"})
+_RESPONSES: Final = frozenset({"ActionEvent", "ObservationEvent"})
 
 _REMEDIES: Final = {
     "auth": "Check `llm_api_key` in the settings",
@@ -35,11 +36,9 @@ _REMEDIES: Final = {
 
 _OTHER_REMEDY: Final = "Start the conversation anew, or with another model"
 
-_UNREACHABLE: Final = (
-    "Check `llm_base_url` in the settings, and whether what is to answer there runs"
-)
+_UNREACHABLE: Final = "Check `llm_base_url` in the settings, and that the model server is running"
 
-_NOBODY: Final = 9
+_NO_LISTENER: Final = 9
 _PROBE_SECONDS: Final = 8.0
 _PROBE: Final = """
 if [ -n "$HTTP_PROXY$HTTPS_PROXY$ALL_PROXY$http_proxy$https_proxy$all_proxy" ]; then exit 0; fi
@@ -76,11 +75,11 @@ async def watch_first_answer(
     behind: str = "",
     hide: Sequence[Secret] = (),
 ) -> bool:
-    """Wait for the first sign of life, and say whether it came before the time limit.
+    """Wait for the model's first response; return whether it came within the time limit.
 
-    What is before the event `behind`, if there is one, is of another conversation.
-    Raises StartRefused where the model could not be asked, or on an error before any sign of life,
-    without the values in `hide`, and AgentUnavailable when the agent server has lost the
+    Events up to the id `behind` are ignored: they are the copied history of a fork.
+    Raises StartRefused if the model cannot be reached or the run fails before the first response;
+    its message has no values of `hide`. Raises AgentUnavailable if the agent server has lost the
     conversation.
     """
     end = monotonic() + time_limit
@@ -97,25 +96,25 @@ async def watch_first_answer(
             raise AgentUnavailable("The agent server has lost the conversation")
         if info.execution_status not in _UNDECIDED:
             return True
-        sign = await _find_sign(agent, conversation_id, behind, end)
-        if sign is not None and _is_alive(sign):
+        found = await _find_response(agent, conversation_id, behind, end)
+        if found is not None and _is_response(found):
             return True
-        if sign is not None and info.execution_status == ExecutionStatus.ERROR:
-            raise StartRefused(_explain(sign, hide))
+        if found is not None and info.execution_status == ExecutionStatus.ERROR:
+            raise StartRefused(_explain(found, hide))
     return False
 
 
 async def check_address(agent: AgentServer, model: Llm) -> None:
-    """Raise StartRefused where the sandbox finds nobody at a model's own address.
+    """Raise StartRefused if nothing listens at a model's own base URL, seen from the sandbox.
 
-    Only what is asked straight is looked for, and only where there is something to do it with.
+    Skipped if the sandbox uses a proxy or lacks `bash` or `timeout`, or without a base URL or port.
     """
     host, port = split_port(host_of(model.model or "", model.base_url))
     if not model.base_url or port is None:
         return
-    script = _PROBE.format(host=quote(host.strip("[]")), port=port, nobody=_NOBODY)
+    script = _PROBE.format(host=quote(host.strip("[]")), port=port, nobody=_NO_LISTENER)
     result = await agent.run_command(script, time_limit=_PROBE_SECONDS)
-    if result.exit_code == _NOBODY:
+    if result.exit_code == _NO_LISTENER:
         raise _unreachable(f"nothing answers the sandbox at port {port} of {host}")
 
 
@@ -123,14 +122,14 @@ def _unreachable(trouble: str) -> StartRefused:
     return StartRefused(reason_of(f"The language model cannot be asked: {trouble}", _UNREACHABLE))
 
 
-async def _find_sign(
+async def _find_response(
     agent: AgentServer, conversation_id: str, behind: str, end: float
 ) -> _Event | None:
-    """Return the first sign of life, else the last error, as far as events are there in time."""
+    """Return the first response, otherwise the last error, in the events read until `end`."""
     error = None
     async for page in agent.event_pages(conversation_id, first=behind):
         for event in decode_events(_event, page):
-            if _is_alive(event):
+            if _is_response(event):
                 return event
             if event.kind == "ConversationErrorEvent":
                 error = event
@@ -139,9 +138,9 @@ async def _find_sign(
     return error
 
 
-def _is_alive(event: _Event) -> bool:
+def _is_response(event: _Event) -> bool:
     is_answer = event.kind == "MessageEvent" and event.source == "agent"
-    return is_answer or event.kind in _SIGNS_OF_LIFE
+    return is_answer or event.kind in _RESPONSES
 
 
 def _explain(error: _Event, hide: Sequence[Secret]) -> str:

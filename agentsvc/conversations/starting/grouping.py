@@ -1,4 +1,4 @@
-"""Chooses the running sandbox a new conversation joins, by the user's grouping strategy. Pure."""
+"""Choice of the running sandbox a new conversation joins, by the grouping strategy. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,11 +10,11 @@ from agentsvc.sandboxes import Sandbox
 from agentsvc.settings import GroupingStrategy
 
 MATES_MAX: Final = 20
-"""How many conversations a sandbox takes before no further one joins it."""
+"""The most conversations in a sandbox; a full one is not joined."""
 
 
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
-    """How many conversations live in a sandbox, and when something last happened in one."""
+    """The number of conversations in a sandbox, and the time of the last activity in one."""
 
     count: int
     used_at: datetime
@@ -23,9 +23,9 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
 def choose_sandbox(
     strategy: GroupingStrategy, running: Sequence[Sandbox], occupancy: Mapping[str, Occupancy]
 ) -> Sandbox | None:
-    """Return the sandbox to join, or None if a new one is wanted or all are full.
+    """Return the sandbox to join, or None to create a new one: by strategy, or if all are full.
 
-    One in which no conversation lives counts as used when it was made.
+    A sandbox without conversations counts as last used when it was created.
     """
 
     def count(sandbox: Sandbox) -> int:

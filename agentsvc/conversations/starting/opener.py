@@ -1,4 +1,4 @@
-"""The last step of a start: the conversation at the agent server, and whether it works there."""
+"""The last step of a start: create the conversation at the agent server and check that it works."""
 
 from agentsvc.agentserver import ConversationInfo
 from agentsvc.conversations.event_ingestor import event_time
@@ -16,7 +16,7 @@ from agentsvc.conversations.starting.tool_servers import Servers, find_failures
 
 
 class ConversationOpener:
-    """Has agent servers begin conversations."""
+    """Creates conversations at agent servers."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
@@ -26,14 +26,14 @@ class ConversationOpener:
         self._progress = Progress(parts)
 
     async def open(self, files: StartWithWorkspace) -> None:
-        """Begin the conversation, watch its first answer, and store that it is ready."""
+        """Create the conversation, watch for the first response, and store that it is ready."""
         host = files.host
         start = host.asked.start
         await self._progress.show_agent_url(start, host.sandbox)
         request = await self._requests.make(files)
         is_brought = await self._bring_history(files)
         run_asked_at = "" if request.inputs.first_message is None else event_time()
-        info, history_end = await self._begin(host, request, is_brought=is_brought)
+        info, history_end = await self._create_conversation(host, request, is_brought=is_brought)
         if request.inputs.first_message is not None and not request.is_of_other:
             await self._watch_first_answer(host, request, history_end)
         failures = await self._try_tool_servers(host, request.tool_servers)
@@ -42,7 +42,7 @@ class ConversationOpener:
                 host.agent, start.conversation.id, request.steps, lambda: self._check_replay(start)
             )
             run_asked_at = ""
-        # One that was started before a restart may work elsewhere than it would now.
+        # A conversation created before a restart may have another directory than one created now.
         working_dir = info.workspace.working_dir or files.workspace.project_dir
         await self._progress.finish(
             start,
@@ -52,10 +52,10 @@ class ConversationOpener:
             run_asked_at=run_asked_at,
         )
 
-    async def _begin(
+    async def _create_conversation(
         self, host: StartWithSandbox, request: AgentRequest, *, is_brought: bool
     ) -> tuple[ConversationInfo, str]:
-        """Return the conversation as it is there, and the last event of a copied history in it."""
+        """Create the conversation; return its info and the id of the last copied event, or ""."""
         start, agent, behind = host.asked.start, host.agent, ""
         with timed(start, "conversation"):
             conversation_id, message = start.conversation.id, request.inputs.first_message
@@ -72,7 +72,10 @@ class ConversationOpener:
     async def _watch_first_answer(
         self, host: StartWithSandbox, request: AgentRequest, history_end: str
     ) -> None:
-        """Find out whether the model answers, unless it has just done so for this user."""
+        """Wait for the model's first response, unless the model has answered this user lately.
+
+        Raises StartRefused if the model refuses the request or cannot be reached.
+        """
         start, agent, model = host.asked.start, host.agent, request.model
         user_id, conversation_id = start.task.user_id, start.conversation.id
         if self._parts.model_tokens.health.is_trusted(user_id, model):
@@ -87,11 +90,11 @@ class ConversationOpener:
             ):
                 self._parts.model_tokens.health.trust(user_id, model)
             elif not request.is_lent:
-                # The agent would repeat what it asks for more than a minute before it says so.
+                # The agent retries a failed connection for more than a minute before it reports it.
                 await check_address(agent, model)
 
     async def _try_tool_servers(self, host: StartWithSandbox, servers: Servers) -> list[str]:
-        """Return what is told of each tool server that does not start; nothing waits for these."""
+        """Return a message for each tool server that does not start; the start continues."""
         if not servers:
             return []
         start = host.asked.start
@@ -106,7 +109,7 @@ class ConversationOpener:
         return failures
 
     async def _bring_history(self, files: StartWithWorkspace) -> bool:
-        """Give the agent of a copied conversation its history; returns as `HistoryTransfer.bring`."""
+        """Upload the history of a fork to its agent server; returns as `HistoryTransfer.bring`."""
         start = files.host.asked.start
         if start.task.request.fork_of is None:
             return False

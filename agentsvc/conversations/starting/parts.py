@@ -1,4 +1,4 @@
-"""The services that the steps of a start need (`StartParts`), and the followers of starts."""
+"""The services that the steps of a start share (`StartParts`), and subscriptions to start tasks."""
 
 import asyncio
 import contextlib
@@ -24,31 +24,31 @@ from agentsvc.storage import Vault
 
 
 class StartFollowers:
-    """Those who follow starts: a queue for each, and listeners that hear of all."""
+    """Subscriptions to start tasks: queues for one task each, and listeners for all tasks."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[str, list[asyncio.Queue[StartTask | None]]] = defaultdict(list)
         self._listeners: list[Callable[[StartTask], None]] = []
 
     def listen(self, tell: Callable[[StartTask], None]) -> None:
-        """Call this with each start that gets on, once that is stored."""
+        """Call `tell(task)` after each commit that changes a start task."""
         self._listeners.append(tell)
 
     def announce(self, task: StartTask) -> None:
-        """Tell of a start that has got on."""
+        """Publish a changed start task to its followers and to all listeners."""
         for queue in self._queues.get(task.id, ()):
             queue.put_nowait(task)
         for tell in self._listeners:
             tell(task)
 
     def end(self, task_id: str) -> None:
-        """Tell that a start was deleted."""
+        """Publish None to the followers of a start task that was deleted."""
         for queue in self._queues.get(task_id, ()):
             queue.put_nowait(None)
 
     @contextlib.contextmanager
     def followed(self, task_id: str) -> Iterator[asyncio.Queue[StartTask | None]]:
-        """Give a queue that hears of a start inside this context."""
+        """Subscribe to a start task inside the context; yield the queue of its changes."""
         queue: asyncio.Queue[StartTask | None] = asyncio.Queue()
         self._queues[task_id].append(queue)
         try:
@@ -60,7 +60,7 @@ class StartFollowers:
 
 
 class StartParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the steps of a start are made of, once for a server."""
+    """The services that the steps of a start use; one instance for the whole server."""
 
     stores: ConversationStores
     vault: Vault

@@ -1,7 +1,7 @@
-"""Getting one conversation started: the steps, and going on with them after a restart.
+"""The pipeline that starts one conversation, step by step, also after a restart of the server.
 
-Each step may run twice: what is there already is found again. The task's row says how far a
-start has come; nothing else is remembered between steps.
+Every step is idempotent: it finds what an earlier run of it has already done. After a restart the
+pipeline runs again from the first step; only the task's row says which stage it had reached.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ _LAST_RETRY_SECONDS: Final = 10.0
 
 
 class StartPipeline:
-    """Runs start tasks to their end."""
+    """Runs a start task to READY or ERROR."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
         self._sandboxes = parts.sandboxes
-        self._hosting = SandboxWait(parts)
+        self._sandbox_wait = SandboxWait(parts)
         self._files = FileSteps(parts)
-        self._opening = ConversationOpener(parts)
+        self._opener = ConversationOpener(parts)
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
         self._time_limit = timedelta(seconds=parts.config.start_seconds)
 
     async def run(self, task_id: str) -> None:
-        """Take a start task to READY or ERROR; returns at once if it is there or gone."""
+        """Run a start task and store its result; no-op if it has ended or was deleted."""
         stores = self._parts.stores
         task = await stores.tasks.find(task_id)
         conversation = await stores.conversations.find(task.conversation_id) if task else None
@@ -53,7 +53,7 @@ class StartPipeline:
             task=task, conversation=conversation, deadline=steady_now() + self._time_limit
         )
         try:
-            await self._carry_out(start)
+            await self._run_steps(start)
         except ConversationDeleted:
             await self._progress.forget(start)
         except AgentsvcError as exc:
@@ -68,12 +68,12 @@ class StartPipeline:
         is_ready = start.task.status is StartStatus.READY
         await self._sandboxes.yield_to_starts(start.seen if is_ready else None)
 
-    async def _carry_out(self, start: Start) -> None:
-        """Go from step to step, each of them a stage that users see."""
+    async def _run_steps(self, start: Start) -> None:
+        """Run all steps in order, each under the stage that users see."""
         stage, files = StartStatus, self._files
         check = partial(check_request, self._parts)
         asked = await self._step(start, stage.WORKING, check, start)
-        host = await self._step(start, stage.WAITING_FOR_SANDBOX, self._hosting.host, asked)
+        host = await self._step(start, stage.WAITING_FOR_SANDBOX, self._sandbox_wait.host, asked)
         if _waits_for_files(start):
             self._sandboxes.slots.give_back(start.task.id)
             await self._sandboxes.yield_to_starts()
@@ -81,7 +81,7 @@ class StartPipeline:
         await self._step(start, stage.RUNNING_SETUP_SCRIPT, files.run_setup_script, prepared)
         await self._step(start, stage.SETTING_UP_GIT_HOOKS, files.install_hooks, prepared)
         ready = await self._step(start, stage.SETTING_UP_SKILLS, files.load_hooks, prepared)
-        await self._step(start, stage.STARTING_CONVERSATION, self._opening.open, ready)
+        await self._step(start, stage.STARTING_CONVERSATION, self._opener.open, ready)
 
     async def _step[State, Next](
         self,
@@ -90,7 +90,7 @@ class StartPipeline:
         step: Callable[[State], Awaitable[Next]],
         state: State,
     ) -> Next:
-        """Take one step, which is tried again where that may help, until the deadline."""
+        """Run one step; retry it with back-off after temporary errors, until the deadline."""
         await self._progress.enter(start, stage)
         pause, reason = _FIRST_RETRY_SECONDS, ""
         while True:
@@ -111,7 +111,7 @@ class StartPipeline:
 
 
 def _waits_for_files(start: Start) -> bool:
-    """Whether a start is about to wait for others, such as a git host, or a script of the user."""
+    """Return whether a start now waits for a git host, an archive or a set-up script."""
     order = start.task.request
     is_cloned = start.conversation.selected_repository and not order.parent_conversation_id
     return order.archive_id is not None or bool(is_cloned)

@@ -1,4 +1,4 @@
-"""Progress of a start task, and its end: stored in its row and published to subscribers."""
+"""The stages and the result of a start task: stored in its row and published to subscribers."""
 
 import contextlib
 import logging
@@ -24,29 +24,32 @@ _ORDER: Final = list(StartStatus)
 
 
 class Progress:
-    """Stores each step that a start takes, and what becomes of it; a deleted conversation ends it."""
+    """Stores the stage, the details and the result of a start.
+
+    Methods that store raise ConversationDeleted if the conversation was deleted meanwhile.
+    """
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
         self._stores = parts.stores
 
     async def enter(self, start: Start, status: StartStatus) -> None:
-        """Store that a stage has begun, unless it was passed before a restart."""
-        # After a restart the steps run again from the first one; clients only see the way on.
+        """Store that a stage has begun, unless the task had reached it before a restart."""
+        # After a restart the steps run again from the first one; clients see no stage twice.
         if _ORDER.index(status) > _ORDER.index(start.task.status):
             await self._store(start, entered(start.task, status))
 
     async def check_exists(self, start: Start) -> None:
-        """Raise ConversationDeleted where it was deleted meanwhile."""
+        """Raise ConversationDeleted if the conversation was deleted meanwhile."""
         if await self._stores.tasks.find(start.task.id) is None:
             raise ConversationDeleted
 
     async def show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
-        """Store where the agent server is."""
+        """Store the URL of the agent server in the task."""
         await self._change(start, agent_server_url=sandbox.agent_url)
 
     async def link_sandbox(self, tx: Transaction, start: Start, sandbox_id: str) -> None:
-        """Store in which sandbox the conversation lives; raises ConversationDeleted."""
+        """Store the sandbox of the conversation; raises ConversationDeleted."""
         conversation = await self._stores.conversations.find(start.conversation.id, tx)
         if conversation is None:
             raise ConversationDeleted
@@ -59,7 +62,7 @@ class Progress:
     async def set_position(
         self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""
     ) -> None:
-        """Store the place in a queue and why, if they have changed; None is the end of the wait."""
+        """Store the position in a queue and the cause, if changed; None ends the wait."""
         since = f", since {cause}" if cause else ""
         words = f"Waiting for {queue}: position {position} in the queue{since}"
         detail = words if position else None
@@ -68,12 +71,12 @@ class Progress:
         await self._change(start, queue_position=position, detail=detail)
 
     async def set_detail(self, start: Start, detail: str | None) -> None:
-        """Store what the start is waiting for, if it has changed."""
+        """Store the text on what the start waits for, if changed."""
         if detail != start.task.detail:
             await self._change(start, detail=detail)
 
     async def note(self, start: Start, problem: str | None) -> None:
-        """Store what went wrong without stopping the start, if anything did."""
+        """Note a problem that does not fail the start in its present stage; None is ignored."""
         if problem is None:
             return
         log.warning(
@@ -83,7 +86,7 @@ class Progress:
         *earlier, last = start.task.stages
         await self._change(start, stages=(*earlier, msgspec.structs.replace(last, note=problem)))
 
-    # What becomes of it in the end
+    # The result
 
     async def finish(
         self,
@@ -96,7 +99,7 @@ class Progress:
     ) -> None:
         """Store that the conversation is ready; raises ConversationDeleted.
 
-        `run_asked_at` is when its agent had its first message, empty without one.
+        `run_asked_at` is when the first message was sent to the agent, empty without one.
         """
 
         async def body(tx: Transaction) -> None:
@@ -129,7 +132,10 @@ class Progress:
         )
 
     async def fail(self, start: Start, message: str, detail: str) -> None:
-        """Store why a start failed, in words for its user; `detail` is for the log."""
+        """Store that a start failed with a message for its user; `detail` is only logged.
+
+        A start that failed in its first stage releases the sandbox that was reserved for it.
+        """
         stage = start.task.status
         text = f"{message}\n(at stage {stage})"
 
@@ -151,16 +157,16 @@ class Progress:
             extra={
                 "task_id": start.task.id,
                 "stage": str(stage),
-                # What follows is what the sandbox wrote, and may hold the user's secrets.
+                # Further lines come from the sandbox's log and may contain the user's secrets.
                 "reason": message.partition("\n")[0],
                 "why": detail,
             },
         )
 
     async def forget(self, start: Start) -> None:
-        """Have the agent server forget a conversation that was deleted while it started."""
+        """Delete at its agent server a conversation that was deleted here while it started."""
         log.info("conversation deleted while starting", extra={"task_id": start.task.id})
-        # The agent server may have got it after it was told to forget it.
+        # The agent server may have created it after it was told to delete it.
         await self._parts.deletion.tell_again(start.conversation.id)
 
     async def _end(
@@ -172,7 +178,7 @@ class Progress:
     # Storing
 
     async def _change(self, start: Start, **changes: Any) -> None:
-        """Store changes of a task; raises ConversationDeleted."""
+        """Replace fields of the task and store it; raises ConversationDeleted."""
         await self._store(start, msgspec.structs.replace(start.task, **changes, updated_at=now()))
 
     async def _store(self, start: Start, task: StartTask) -> None:
@@ -191,7 +197,7 @@ class Progress:
 
 
 def entered(task: StartTask, status: StartStatus) -> StartTask:
-    """Return the task in a new stage, and how long it was in the one before."""
+    """Return the task in a new stage, with the duration of the previous one."""
     moment = now()
     *earlier, last = task.stages
     ended = msgspec.structs.replace(last, duration_ms=milliseconds(moment - last.started_at))
@@ -201,7 +207,7 @@ def entered(task: StartTask, status: StartStatus) -> StartTask:
 
 @contextlib.contextmanager
 def timed(start: Start, part: str) -> Iterator[None]:
-    """Note how long a part of the present stage takes; it is stored with the next change."""
+    """Measure a part of the present stage inside the context; stored with the next change."""
     began = monotonic()
     try:
         yield

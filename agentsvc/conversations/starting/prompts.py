@@ -1,4 +1,4 @@
-"""The texts the server itself says to an agent. Pure."""
+"""Prompts that the server itself writes for agents. Pure."""
 
 from typing import Final
 
@@ -37,9 +37,9 @@ _TASKS: Final = {
 
 
 def first_message(order: StartOrder) -> Message | None:
-    """Return what the agent is told first, or None if it waits for input.
+    """Return the first message to the agent, or None if it waits for input.
 
-    Raises BadRequest for a suggested task beside a message, or of a kind without a text.
+    Raises BadRequest for a suggested task together with a message, or of a type without a prompt.
     """
     task = order.suggested_task
     if task is None:

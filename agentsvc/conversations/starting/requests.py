@@ -1,4 +1,4 @@
-"""Puts together what an agent server is asked to start: model, secrets, tools, replay."""
+"""The request that creates a conversation at an agent server: model, secrets, tools, replay."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,42 +16,42 @@ from agentsvc.conversations.starting.states import StartWithSandbox, StartWithWo
 from agentsvc.conversations.starting.tool_servers import Servers
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
 
-_KEY_INSIDE: Final = (
-    "Anybody may start this, and the key of its model would be in the sandbox: use a model that is"
-    " asked through this server, such as one behind a proxy that speaks as OpenAI does"
+_KEY_EXPOSED: Final = (
+    "Anyone may start this conversation, and the key of its model would be in the sandbox: use a"
+    " model that this server can proxy, such as one with an OpenAI-compatible API"
 )
 
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent server is asked, and what counts for the answer."""
+    """The body of the request, and what is needed to judge its response."""
 
     body: dict[str, Any]
     inputs: AgentInputs
     model: Llm
-    """The model that is asked for, of which the body may have a token only."""
+    """The configured model; the body may have a token for the model proxy instead of its key."""
     hidden: Sequence[Secret]
-    """What no error may show."""
+    """Secrets to remove from error messages."""
     steps: Sequence[RecordedStep]
-    """The recording that is replayed; none in a conversation of its own."""
+    """The recorded steps to replay; empty unless the conversation is a replay."""
 
     @property
     def is_of_other(self) -> bool:
-        """Whether it starts another agent, which asks its model itself."""
+        """Whether it starts an agent of another vendor (ACP), which calls its model itself."""
         return "agent" not in self.body
 
     @property
     def tool_servers(self) -> Servers:
-        """The tool servers that the agent server itself starts."""
+        """The tool servers that the agent server itself starts; empty for another agent."""
         return {} if self.is_of_other else self.body["agent"]["mcp_config"]
 
     @property
     def is_lent(self) -> bool:
-        """Whether the agent asks its model through this server."""
+        """Whether the agent calls its model through this server's model proxy."""
         return self.inputs.model is not None
 
 
 class AgentRequests:
-    """Makes requests to agent servers out of starts."""
+    """Builds the requests that create conversations at agent servers."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
@@ -59,7 +59,10 @@ class AgentRequests:
         self._progress = Progress(parts)
 
     async def make(self, files: StartWithWorkspace) -> AgentRequest:
-        """Return what is asked; brings the model that makes titles into the sandbox."""
+        """Return the request for a start; also save the model for titles in the sandbox.
+
+        Raises StartRefused if the order needs the model proxy and the model cannot use it.
+        """
         host = files.host
         start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
         withholds = sandbox.spec.withholds_secrets
@@ -78,7 +81,7 @@ class AgentRequests:
         model = chosen_model(order, settings)
         lent = await self._parts.model_tokens.lend(sandbox, conversation_id, model)
         if order.needs_lent_model and lent is model and secrets_of(model):
-            raise StartRefused(_KEY_INSIDE)
+            raise StartRefused(_KEY_EXPOSED)
         server = self._parts.sandboxes.inside_url(sandbox)
         replay_url = f"{server}/api/v1/webhooks/replays/{conversation_id}"
         recording = Llm(model=MODEL, api_key=sandbox.session_key, base_url=replay_url)
@@ -108,7 +111,7 @@ class AgentRequests:
         )
 
     async def _share_title_profile(self, host: StartWithSandbox) -> str | None:
-        """Bring the model that makes titles into the sandbox; a title is worth no failed start."""
+        """Save the model for titles at the agent server; note a failure and continue."""
         start, settings = host.asked.start, host.asked.settings
         name = settings.title_llm_profile
         if name is None or start.task.request.title is not None:

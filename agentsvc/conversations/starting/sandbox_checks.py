@@ -1,4 +1,4 @@
-"""Finds out what has become of a start's sandbox, and explains it to users."""
+"""Checks whether the sandbox of a start still works, and explains to users why not."""
 
 from agentsvc.base import StartRefused
 from agentsvc.conversations.starting.failure import explain_sandbox
@@ -8,14 +8,14 @@ from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 
 class SandboxChecks:
-    """Looks at the sandboxes of starts."""
+    """Checks the sandboxes of starts."""
 
     def __init__(self, parts: StartParts) -> None:
         self._sandboxes = parts.sandboxes
         self._start_seconds = parts.config.start_seconds
 
     async def check(self, start: Start) -> None:
-        """Raise StartRefused where the sandbox of a start is gone or has failed."""
+        """Raise StartRefused if the sandbox was seen running and has failed or is gone."""
         if start.seen is None:
             return
         [seen] = await self._sandboxes.find_many(start.task.user_id, [start.seen.id])
@@ -23,9 +23,9 @@ class SandboxChecks:
             raise StartRefused(await self.explain(seen))
 
     async def explain(self, sandbox: Sandbox | None) -> str:
-        """Return why a start cannot go on with a sandbox as it is now."""
+        """Return why a start cannot continue with a sandbox in its present state."""
         return explain_sandbox(sandbox, await self.log_tail(sandbox), self._start_seconds)
 
     async def log_tail(self, sandbox: Sandbox | None) -> str:
-        """Return the last lines that a sandbox wrote; empty without one."""
+        """Return the last lines of a sandbox's log; empty without a sandbox."""
         return await self._sandboxes.log_tail(sandbox) if sandbox else ""

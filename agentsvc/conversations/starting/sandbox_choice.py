@@ -1,4 +1,4 @@
-"""In which sandbox a conversation works: the one that is named, one that it joins, or its own."""
+"""Choice of the sandbox for a conversation: the named one, a running one it joins, or a new one."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class SandboxChooser:
-    """Finds a sandbox for each start, and a place in it."""
+    """Chooses the sandbox of each start, and the directory in it."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
@@ -33,10 +33,11 @@ class SandboxChooser:
         self._checks = SandboxChecks(parts)
 
     async def reserve(self, tx: Transaction, asked: CheckedStart) -> None:
-        """Ask at once for the room a new start needs, where room is limited.
+        """Enter a new start into the admission queue, if room is limited for its user.
 
-        So its caller hears of it: raises as `AdmissionQueue.enter`. A start that may join a running sandbox
-        finds out later, and then waits for room if it needs some.
+        In the transaction of the order, so that its caller gets the errors of
+        `AdmissionQueue.enter`. A start that may join a running sandbox is left out; it waits later
+        if it needs room.
         """
         start = asked.start
         user_id, order = start.task.user_id, start.task.request
@@ -46,12 +47,12 @@ class SandboxChooser:
         if named is not None:
             await self._sandboxes.resume_named(tx, user_id, named, order.when_full)
         elif not await self._find_joinable(asked):
-            # A backend that is away is waited for in the background.
+            # An unavailable backend is retried in the background; it does not fail the order.
             with contextlib.suppress(BackendUnavailable):
-                await self._make(tx, asked, order.when_full, start_id=start.task.id)
+                await self._create(tx, asked, order.when_full, start_id=start.task.id)
 
     async def find_lane(self, asked: CheckedStart) -> StartLane | None:
-        """Return what a start would need of this machine now; None for nothing to speak of."""
+        """Return the lane in which a start waits for its turn; None if it needs none."""
         start, task = asked.start, asked.start.task
         named = task.sandbox_id or task.request.sandbox_id or start.conversation.sandbox_id
         if named is None:
@@ -66,22 +67,25 @@ class SandboxChooser:
         return StartLane.RUNNING if is_running else StartLane.NEW
 
     async def choose(self, asked: CheckedStart) -> Sandbox:
-        """Return the sandbox, asked for and linked to the conversation; raises StartRefused."""
+        """Return the sandbox of a start: create, join or resume it, and link it to the conversation.
+
+        Raises StartRefused if the named sandbox does not exist or was deleted.
+        """
         start = asked.start
         task, order = start.task, start.task.request
         wanted = task.sandbox_id or order.sandbox_id or start.conversation.sandbox_id
         if wanted is None:
-            # Where room is limited, the caller was told when the start was asked for.
+            # If room is limited, `reserve` has already reported a lack of it to the caller.
             if (joined := await self._join_sandbox(asked)) is not None:
                 return joined
-            return await self._stores.db.write(lambda tx: self._make(tx, asked, WhenFull.QUEUE))
+            return await self._stores.db.write(lambda tx: self._create(tx, asked, WhenFull.QUEUE))
         [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
         if sandbox is None:
             is_lost = task.sandbox_id is not None
             raise StartRefused(
                 await self._checks.explain(None) if is_lost else unknown_sandbox(wanted)
             )
-        # Not what the user has paused since, but what was paused when the server stopped.
+        # Once this run has seen it running, a pause is the user's own and is not undone.
         is_resumable = sandbox.status is SandboxStatus.PAUSED and start.seen is None
         if is_resumable or (sandbox.status is SandboxStatus.ERROR and not task.sandbox_id):
             await self._sandboxes.resume(task.user_id, wanted, when_full=WhenFull.QUEUE)
@@ -99,7 +103,7 @@ class SandboxChooser:
         async def join(tx: Transaction) -> Sandbox | None:
             found = await self._sandboxes.find_any(sandbox_id, tx)
             if found is None or found.target is not Target.RUNNING:
-                # It was let go, or is to rest, since it was looked for.
+                # It was deleted, or is to be paused, since the query.
                 return None
             await self._progress.link_sandbox(tx, start, sandbox_id)
             return found
@@ -121,10 +125,10 @@ class SandboxChooser:
             and not sandbox.spec.withholds_secrets
             and not sandbox.spec.layer
         ]
-        occupancy = await self._stores.conversations.occupancy([one.id for one in running])
+        occupancy = await self._stores.conversations.occupancy([sandbox.id for sandbox in running])
         return choose_sandbox(strategy, running, occupancy)
 
-    async def _make(
+    async def _create(
         self,
         tx: Transaction,
         asked: CheckedStart,
@@ -132,13 +136,13 @@ class SandboxChooser:
         *,
         start_id: str | None = None,
     ) -> Sandbox:
-        spec = await self._with_files(tx, asked, self._spec(asked))
+        spec = await self._with_initial_files(tx, asked, self._spec(asked))
         factor = asked.settings.remote_runtime_resource_factor
         if factor is not None:
             spec = msgspec.structs.replace(spec, resource_factor=factor)
         if asked.start.task.request.withholds_secrets:
             spec = msgspec.structs.replace(spec, withholds_secrets=True)
-        # One transaction: a sandbox that no task knows would be started twice.
+        # In one transaction: a sandbox that its task does not know would be created twice.
         user_id = asked.start.task.user_id
         sandbox = await self._sandboxes.start(
             user_id, spec, tx=tx, when_full=when_full, start_id=start_id
@@ -146,8 +150,8 @@ class SandboxChooser:
         await self._progress.link_sandbox(tx, asked.start, sandbox.id)
         return sandbox
 
-    async def _with_files(self, tx: Transaction, asked: CheckedStart, spec: Spec) -> Spec:
-        """Return the spec, with the files that the conversation begins with."""
+    async def _with_initial_files(self, tx: Transaction, asked: CheckedStart, spec: Spec) -> Spec:
+        """Return the spec with the copied files or the layer that the conversation begins with."""
         task = asked.start.task
         if (copied := task.request.copied) is not None:
             return msgspec.structs.replace(
@@ -171,7 +175,7 @@ class SandboxChooser:
         )
 
     def _spec(self, asked: CheckedStart) -> Spec:
-        """Return the spec that is asked for, else the user's usual one if there is one of that id."""
+        """Return the spec that the order names, or the user's default, or the server's."""
         wanted = asked.start.task.request.spec_id
         usual = asked.settings.default_sandbox_spec_id
         if wanted is None and usual is not None:
@@ -182,7 +186,7 @@ class SandboxChooser:
         return self._sandboxes.get_spec(wanted)
 
     async def base_dir(self, host: StartWithSandbox) -> str:
-        """Return the directory in which the conversation may make its project."""
+        """Return the directory below which the conversation has its project."""
         start, sandbox = host.asked.start, host.sandbox
         parent_id = start.task.request.parent_conversation_id
         if parent_id is not None:
@@ -193,7 +197,8 @@ class SandboxChooser:
         if (copied := start.task.request.copied) is not None:
             return f"{base}/{copied.directory}".rstrip("/")
         mates = await self._stores.conversations.of_sandbox(sandbox.id)
-        # The first one must leave room for those that join it; nobody joins a prepared one.
+        # The first conversation in a sandbox that others may join has its own directory, too. A
+        # sandbox with an environment layer is never joined.
         strategy = host.asked.settings.sandbox_grouping_strategy
         is_grouped = strategy is not GroupingStrategy.NO_GROUPING and not sandbox.spec.layer
         if is_grouped or any(mate.id != start.conversation.id for mate in mates):

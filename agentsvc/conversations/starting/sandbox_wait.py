@@ -1,4 +1,4 @@
-"""The step that gets a conversation its sandbox: its choice, the waits, and an agent server that answers."""
+"""The step that gets a start its sandbox: choice, waits, and an agent server that answers."""
 
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ _QUEUE_POLL_SECONDS: Final = 10.0
 
 
 class SandboxWait:
-    """Waits until a sandbox runs; who may start, and when, is decided by the admission of sandboxes."""
+    """Waits until a sandbox runs; which start may run when is decided by the admission."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
@@ -27,20 +27,23 @@ class SandboxWait:
         self._progress = Progress(parts)
 
     async def host(self, asked: CheckedStart) -> StartWithSandbox:
-        """Return the start with its sandbox; raises StartRefused."""
+        """Return the start with its running sandbox and an agent server that answers.
+
+        Raises StartRefused if the sandbox does not get that far within its time limits.
+        """
         start = asked.start
-        is_asked_for = start.task.sandbox_id is not None
-        if not is_asked_for:
+        has_sandbox = start.task.sandbox_id is not None
+        if not has_sandbox:
             await self._take_turn(asked)
         with timed(start, "choice"):
             sandbox = await self._chooser.choose(asked)
         with timed(start, "room"):
             has_waited = await self._wait_for_room(start, sandbox.id)
-        if is_asked_for or has_waited:
+        if has_sandbox or has_waited:
             await self._take_turn(asked)
             await self._sandboxes.make_now(sandbox.id)
         with timed(start, "sandbox"):
-            waited = await self._wait_until_it_runs(start, sandbox.id)
+            waited = await self._wait_until_running(start, sandbox.id)
         agent = self._sandboxes.agent_of(waited)
         if waited is None or agent is None or waited.target.is_rest:
             raise StartRefused(await self._checks.explain(waited))
@@ -49,7 +52,7 @@ class SandboxWait:
             with timed(start, "agent"):
                 await agent.wait_ready(self._parts.config.agent_seconds)
         except AgentUnavailable as exc:
-            # Each further try would take as long again.
+            # Not retried, because each further try would wait that long again.
             await self._checks.check(start)
             remedy = "Raise `conversations.agent_seconds` in the server's config"
             text = reason_of(exc.message, remedy)
@@ -57,16 +60,16 @@ class SandboxWait:
         await self._parts.deletion.tell_before(start.conversation.id, waited.id, agent)
         return StartWithSandbox(asked=asked, sandbox=waited, agent=agent)
 
-    async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
-        """Wait for a sandbox that is starting, and say meanwhile what it is waiting for."""
+    async def _wait_until_running(self, start: Start, sandbox_id: str) -> Sandbox | None:
+        """Wait for the end of a sandbox's start, at most until the deadline; show its reason."""
         reason = ""
         while True:
             seen = await self._sandboxes.wait_for(
                 sandbox_id,
-                partial(_is_news, reason),
+                partial(_has_news, reason),
                 time_limit=max(0.0, (start.deadline - steady_now()).total_seconds()),
             )
-            if seen is None or _is_news(seen.reason, seen) or steady_now() >= start.deadline:
+            if seen is None or _has_news(seen.reason, seen) or steady_now() >= start.deadline:
                 break
             reason = seen.reason
             await self._progress.set_detail(start, reason or None)
@@ -74,7 +77,7 @@ class SandboxWait:
         return seen
 
     async def _take_turn(self, asked: CheckedStart) -> None:
-        """Wait until few enough work on this machine; only then the time for the start begins."""
+        """Wait for a slot on this machine; the deadline of the start counts from then."""
         start = asked.start
         lane = await self._chooser.find_lane(asked)
         with timed(start, "turn"):
@@ -90,9 +93,9 @@ class SandboxWait:
             start.deadline = steady_now() + timedelta(seconds=self._parts.config.start_seconds)
 
     async def _wait_for_room(self, start: Start, sandbox_id: str) -> bool:
-        """Wait until there is room for the sandbox; says whether there was none at first.
+        """Wait until the sandbox is admitted; return whether it had to wait.
 
-        Only then the time for the start begins.
+        The deadline of the start counts from then.
         """
         has_waited = False
         while True:
@@ -101,7 +104,7 @@ class SandboxWait:
             if seen is None or wait is None:
                 break
             has_waited = True
-            # It does not keep others from working meanwhile.
+            # Free the slot for other starts meanwhile.
             self._sandboxes.slots.remove(start.task.id)
             self._sandboxes.defer_creation(start.task.id, seen)
             position, cause = wait
@@ -121,7 +124,7 @@ def _differs_from(reason: str, seen: Sandbox | None) -> bool:
     return seen is None or seen.reason != reason
 
 
-def _is_news(reason: str, seen: Sandbox | None) -> bool:
+def _has_news(reason: str, seen: Sandbox | None) -> bool:
     return _differs_from(reason, seen) or (
         seen is not None and seen.status is not SandboxStatus.STARTING
     )

@@ -1,4 +1,4 @@
-"""Starts of conversations: asked for here, carried out in the background, and followed."""
+"""Start tasks: created from orders, run in the background, and followed by clients."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -22,11 +22,11 @@ from agentsvc.storage import Queryable, Transaction, note_effect
 log = logging.getLogger(__name__)
 
 type Claim = Callable[[Transaction, StartTask], Awaitable[None]]
-"""Runs in the transaction that creates a start task, and undoes it by raising."""
+"""A callback in the transaction that creates a start task; it rolls that back by raising."""
 
 
 class StartOrders:
-    """Checks orders before anything of them is stored."""
+    """Validates and completes orders before a start task is stored."""
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
@@ -34,9 +34,9 @@ class StartOrders:
         self._tasks = parts.stores.tasks
 
     async def complete(self, user_id: str, order: StartOrder) -> tuple[StartOrder, Settings]:
-        """Return the order with the secrets that it leaves out, and the settings of its user.
+        """Return the order with masked and inherited values filled in, and its user's settings.
 
-        Raises BadRequest, Conflict or NotFound where there are settings or an archive missing.
+        Raises BadRequest, Conflict or NotFound if the settings or the archive do not permit it.
         """
         settings = await self._parts.settings.find(user_id)
         if order.settings_required:
@@ -54,7 +54,7 @@ class StartOrders:
         return order, settings or Settings()
 
     def check(self, order: StartOrder) -> None:
-        """Raise BadRequest or NotFound for what can never be started."""
+        """Raise BadRequest or NotFound for an order that can never be started."""
         first_message(order)
         self._parts.sandboxes.get_spec(order.spec_id)
         if order.repository is not None and "://" not in order.repository:
@@ -65,7 +65,10 @@ class StartOrders:
     async def find_earlier(
         self, user_id: str, order: StartOrder, reader: Queryable | None = None
     ) -> StartTask | None:
-        """Return the task of an order that was taken before; raises Conflict for another order."""
+        """Return the task of the same order, if it was accepted before.
+
+        Raises Conflict if its conversation id belongs to a different order or user.
+        """
         if order.conversation_id is None:
             return None
         known = await self._table.find(order.conversation_id, reader)
@@ -74,13 +77,13 @@ class StartOrders:
         task = await self._tasks.find_of_conversation(known.id, reader)
         if known.user_id != user_id or task is None or task.request != order:
             raise Conflict(
-                "A conversation with this id exists and was started differently; nothing of this"
-                " request was taken. Its messages go to `send-message` of that conversation"
+                "A conversation with this id exists and was started by a different request; nothing"
+                " of this request was stored. Send messages to it with `send-message`"
             )
         return task
 
     async def find_parent(self, user_id: str, order: StartOrder) -> Conversation | None:
-        """Return the conversation that an order names as its parent; raises NotFound."""
+        """Return the parent conversation that an order names, if any; raises NotFound."""
         if order.parent_conversation_id is None:
             return None
         wanted = order.parent_conversation_id
@@ -90,7 +93,7 @@ class StartOrders:
         return found[wanted]
 
     async def _with_earlier(self, order: StartOrder, first_id: str) -> StartOrder:
-        """Return an order that keeps the secrets of another one, which may be deleted before it."""
+        """Return the order of a fork with its origin's secrets: the origin may be deleted first."""
         task = await self._tasks.find_of_conversation(first_id)
         if task is None:
             return order
@@ -99,10 +102,10 @@ class StartOrders:
         return msgspec.structs.replace(order, earlier=(*known, *task.request.earlier))
 
     async def _with_model(self, order: StartOrder, first_id: str, settings: Settings) -> StartOrder:
-        """Return an order that goes on with the model of another conversation, unless it has one.
+        """Return the order of a fork with the model of its origin, unless it names a model itself.
 
-        A saved model is found by its name, and so with its own key. What is not saved any more, and
-        was not named by the start of the other one either, is the default model.
+        A saved profile of that model is preferred, because it has its own key. A model that is
+        neither saved nor named by the origin's order falls back to the default model.
         """
         first = await self._table.find(first_id)
         wanted = first.llm_model if first is not None else None
@@ -122,11 +125,11 @@ class StartOrders:
         if archive.state is ArchiveState.FAILED:
             raise Conflict(f"The workspace is not saved: {archive.reason}")
         if order.repository or order.parent_conversation_id or order.sandbox_id:
-            raise BadRequest("An archive goes into a new sandbox, without a repository or a parent")
+            raise BadRequest("An archive needs a new sandbox, without a repository or a parent")
 
 
 class Starts:
-    """Takes orders for conversations, and carries them out."""
+    """Accepts orders for conversations, and runs their start tasks."""
 
     def __init__(self, parts: StartParts) -> None:
         self.environments = parts.environments
@@ -148,15 +151,15 @@ class Starts:
         claim: Claim | None = None,
         archive: Archive | None = None,
     ) -> StartTask:
-        """Ask for a conversation; what was asked is stored when this returns.
+        """Store a start task for an order and run it in the background; return the task.
 
-        It begins with `archive`, if there is one, which is asked for in the same transaction.
-
-        The same order for a known conversation id gives its task; another one is a Conflict.
-        `claim` runs in the transaction that creates the start task, and undoes it by raising; it is
-        not called where there is a task already.
-        Raises BadRequest or NotFound for what can never be started, SandboxLimitReached where
-        there is no room for it now, and QuotaExceeded where the user may start no more.
+        Idempotent: the same order for a known conversation id returns its task. With `archive`, the
+        record of that archive is inserted in the same transaction, and the conversation begins with
+        its files. `claim` runs in the transaction that creates the task and may roll it back by
+        raising; it is not called if the task exists.
+        Raises Conflict if another order has the conversation id, or another conversation the alias;
+        BadRequest or NotFound for an order that can never be started; SandboxLimitReached if there
+        is no room for it now; QuotaExceeded if the user may start no more.
         """
         order, settings = await self._orders.complete(user_id, order)
         if archive is not None:
@@ -197,7 +200,7 @@ class Starts:
         return await self._parts.stores.db.write(body)
 
     async def check(self, user_id: str, order: StartOrder) -> None:
-        """Raise as `start` does for what can never be started; nothing is stored."""
+        """Raise as `start` does for an order that can never be started; store nothing."""
         order, _ = await self._orders.complete(user_id, order)
         order = await self.environments.check(user_id, order)
         self._orders.check(order)
@@ -208,7 +211,7 @@ class Starts:
         return [found.get(task_id) for task_id in ids]
 
     async def follow(self, user_id: str, task_id: str) -> AsyncIterator[StartTask]:
-        """Yield a start task as it is now and after each change, until it is READY or ERROR.
+        """Yield a start task now and after each change, until it is READY or ERROR.
 
         Ends early if the conversation is deleted. Raises NotFound.
         """
@@ -226,25 +229,24 @@ class Starts:
                     yield task
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        """End starts that were deleted."""
+        """Free the slots of deleted start tasks and end the streams of their followers."""
         for task_id in task_ids:
             self._parts.sandboxes.slots.remove(task_id)
             self._parts.followers.end(task_id)
 
     async def go_on(self) -> None:
-        """Go on with the starts that a stop, a crash or a full disk interrupted."""
+        """Resume the start tasks that a shutdown, a crash or a full disk interrupted."""
         unfinished = await self._tasks.unfinished()
-        waiting = [
-            one for one in unfinished if not self._parts.supervisor.is_running(_start_name(one))
-        ]
-        self._parts.sandboxes.slots.expect(waiting)
-        for task_id in waiting:
+        is_running = self._parts.supervisor.is_running
+        interrupted = [task_id for task_id in unfinished if not is_running(_job_name(task_id))]
+        self._parts.sandboxes.slots.expect(interrupted)
+        for task_id in interrupted:
             log.info("conversation start resumed", extra={"task_id": task_id})
             self._run(task_id)
 
     def _run(self, task_id: str) -> None:
-        self._parts.supervisor.spawn(_start_name(task_id), lambda: self._pipeline.run(task_id))
+        self._parts.supervisor.spawn(_job_name(task_id), lambda: self._pipeline.run(task_id))
 
 
-def _start_name(task_id: str) -> str:
+def _job_name(task_id: str) -> str:
     return f"start {task_id}"

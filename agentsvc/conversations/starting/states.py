@@ -1,4 +1,4 @@
-"""The states of a start: each step takes one and returns the next."""
+"""States of a start: each step of the pipeline takes one and returns the next."""
 
 from datetime import datetime
 from typing import Any
@@ -15,27 +15,27 @@ from agentsvc.settings import Settings
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """One start on its way: what is stored of it, and how long its steps are tried again."""
+    """A start in progress: its stored task and conversation, and the deadline for retries."""
 
     task: StartTask
     conversation: Conversation
     deadline: datetime
-    """Until when steps are tried again; the time the server was down does not count."""
+    """Steps are retried until then; set anew after a restart, so downtime does not count."""
     seen: Sandbox | None = None
-    """Its sandbox once that has run, by which a failure is explained."""
+    """The sandbox as last seen running, None before that; used to explain a failure."""
 
 
 class CheckedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """A start whose request can be carried out with the settings of its user."""
+    """A start whose order is valid with its user's settings."""
 
     start: Start
     settings: Settings
     tokens: dict[Provider, tuple[str, Secret]] = {}
-    """URL and token of each git host that the user has a token for."""
+    """The base URL and the token of each git provider that the user has a token for."""
 
 
 class StartWithSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A start whose sandbox runs, with an agent server that answers."""
+    """A start whose sandbox runs and whose agent server answers."""
 
     asked: CheckedStart
     sandbox: Sandbox
@@ -43,11 +43,11 @@ class StartWithSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartWithWorkspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A start whose files are there."""
+    """A start whose workspace has its files."""
 
     host: StartWithSandbox
     workspace: Workspace
     old_dir: str | None = None
-    """Where the files were, if they come from an archive or another sandbox."""
+    """The former working directory of files that come from an archive or another sandbox."""
     hook_config: dict[str, Any] | None = None
-    """The hooks of the agent, once they were looked for."""
+    """The agent's hooks, set by `FileSteps.load_hooks`; None if there are none."""

@@ -1,6 +1,6 @@
-"""The SQL of start tasks: rows in, structs out. No logic; each write is announced once durable.
+"""The SQL of start tasks. No logic; each write is announced on the bus after the commit.
 
-Orders are stored sealed.
+Orders are stored encrypted, because they contain secrets.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class StartTaskTable:
         self._vault = vault
 
     async def insert(self, tx: Transaction, task: StartTask) -> None:
-        """Insert a new start task; its order is stored sealed."""
+        """Insert a new start task; its order is encrypted."""
         sealed = self._vault.seal(encode_revealed(task.request), _context(task.id))
         row = {**_task_row(task), "sealed": sealed}
         del row["request"], row["queued_messages"]
@@ -51,7 +51,7 @@ class StartTaskTable:
         self._announce(tx, task)
 
     async def update(self, tx: Transaction, task: StartTask) -> None:
-        """Store how far a start has come."""
+        """Update the progress of a start task; its order is not changed."""
         await tx.run(
             "UPDATE start_tasks SET status = :status, detail = :detail,"
             " sandbox_id = :sandbox_id, agent_server_url = :agent_server_url, stages = :stages,"
@@ -61,14 +61,14 @@ class StartTaskTable:
         self._announce(tx, task)
 
     async def find(self, task_id: str, reader: Queryable | None = None) -> StartTask | None:
-        """Return a start task, whoever owns it."""
+        """Return a start task of any user, or None."""
         row = await (reader or self._db).one(_SELECT_TASK + " WHERE id = :id", {"id": task_id})
         return self._from_row(row) if row else None
 
     async def find_of_conversation(
         self, conversation_id: str, reader: Queryable | None = None
     ) -> StartTask | None:
-        """Return the start task of a conversation."""
+        """Return the latest start task of a conversation, or None."""
         row = await (reader or self._db).one(
             _SELECT_TASK + " WHERE conversation_id = :id ORDER BY created_at DESC LIMIT 1",
             {"id": conversation_id},
@@ -84,7 +84,7 @@ class StartTaskTable:
         )
 
     async def find_of_user(self, user_id: str, ids: Sequence[str]) -> dict[str, StartTask]:
-        """Return those of the named tasks that are this user's, by id."""
+        """Return the tasks with these ids that belong to a user, by id."""
         rows = await self._db.all(
             _SELECT_TASK + _TASKS_BY_IDS,
             {"user_id": user_id, "ids": _encode(list(ids)).decode()},
@@ -92,7 +92,7 @@ class StartTaskTable:
         return {row["id"]: self._from_row(row) for row in rows}
 
     async def waiting(self) -> dict[str, str]:
-        """Return the sandboxes that tasks wait for, by the ids of the tasks."""
+        """Return the ids of the sandboxes that start tasks wait for, by task id."""
         rows = await self._db.all(
             "SELECT id, sandbox_id FROM start_tasks WHERE sandbox_id IS NOT NULL"
             " AND status IN ('WORKING', 'WAITING_FOR_SANDBOX')"
@@ -100,7 +100,7 @@ class StartTaskTable:
         return {row["id"]: row["sandbox_id"] for row in rows}
 
     async def unfinished(self) -> list[str]:
-        """Return the ids of the tasks that are not at their end, oldest first."""
+        """Return the ids of the tasks that are neither READY nor ERROR, oldest first."""
         return await self._db.column(
             "SELECT id FROM start_tasks WHERE status NOT IN ('READY', 'ERROR') ORDER BY created_at"
         )
@@ -130,18 +130,18 @@ class StartTaskTable:
         conversation_id: str | None = None,
         created_at_gte: datetime | None = None,
     ) -> int:
-        """Return how many start tasks a user has."""
+        """Return how many start tasks of a user match the filters."""
         where, params = _task_conditions(user_id, conversation_id, created_at_gte)
         return int(await self._db.value(_COUNT_TASKS + " AND ".join(where), params) or 0)
 
     def _announce(self, tx: Transaction, task: StartTask) -> None:
-        news = Notice(
+        notice = Notice(
             subject=Subject.START_TASK,
             user_id=task.user_id,
             id=task.id,
             conversation_id=task.conversation_id,
         )
-        tx.after_commit(partial(self._event_bus.announce, news))
+        tx.after_commit(partial(self._event_bus.announce, notice))
 
     def _from_row(self, row: Row) -> StartTask:
         plain = self._vault.unseal(row["sealed"], _context(row["id"]))
@@ -166,5 +166,5 @@ def _task_conditions(
 
 
 def _task_row(task: StartTask) -> dict[str, Any]:
-    # What was asked for is sealed, and in no column.
+    # The order is in the encrypted column only.
     return row_of(task, request=None, stages=_encode(task.stages))

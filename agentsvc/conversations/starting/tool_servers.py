@@ -1,8 +1,9 @@
-"""Finds tool servers (MCP) of a new conversation that fail to start.
+"""Detection of tool servers (MCP) that fail to start in a new conversation.
 
-The agent server goes on without a tool server that does not start, and says so in its own log only.
-The agent's first event lists its tools: a server none of which is there is tried once more, one
-that is a program with its standard error in a file. What cannot be found out is not told.
+The agent server continues without a tool server that does not start, and reports that only in its
+own log. The agent's first event lists its tools: a tool server without any tool in that list is
+tried once more; if it is a program, its standard error is written to a file. Failures of the check
+itself are logged, and the tool server counts as working.
 """
 
 import asyncio
@@ -19,23 +20,23 @@ from agentsvc.base import AgentsvcError, Secret, without_secrets
 log = logging.getLogger(__name__)
 
 TRY_SECONDS: Final = 15.0
-"""How long a tool server may take to list its tools when it is tried."""
+"""The time limit for a tool server to list its tools when it is tried."""
 
 _COMMAND_SECONDS: Final = 10.0
 _LINES: Final = 20
 _MAX_CHARS: Final = 4000
 _SHORTEST_SECRET: Final = 4
 _MCP_TOOL: Final = "MCPToolDefinition"
-_WATCHED: Final = (
+_CAPTURE: Final = (
     'log=$1; shift; "$@" 2>"$log"; echo "The program ended with exit status $?" >>"$log"'
 )
 
 type Servers = Mapping[str, Mapping[str, Any]]
-"""Tool servers by name, in the form the agent server takes."""
+"""Tool servers by name, in the format of the agent server."""
 
 
 class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that an agent has, as its first event lists it."""
+    """A tool of an agent, as listed in its first event."""
 
     kind: str = ""
     title: str | None = None
@@ -52,9 +53,9 @@ _event = msgspec.json.Decoder(_Event)
 async def find_failures(
     agent: AgentServer, conversation_id: str, servers: Servers, *, has_begun: bool
 ) -> list[str]:
-    """Return, for each tool server that does not start, a text that says so and why.
+    """Return a message with the reason for each tool server that does not start.
 
-    An agent that has begun has started its tool servers; those of any other are all tried.
+    If the agent has begun, its tool list shows which servers to try; otherwise all are tried.
     """
     try:
         tried = await _without_tools(agent, conversation_id, servers) if has_begun else servers
@@ -76,7 +77,10 @@ async def _without_tools(agent: AgentServer, conversation_id: str, servers: Serv
 
 
 def without_tools(servers: Servers, tools: Iterable[ListedTool]) -> Servers:
-    """Return the servers of which an agent has no tool; a lone one does not prefix its tools."""
+    """Return the servers without a tool in the list.
+
+    With several servers, the name of a tool begins with that of its server.
+    """
     names = [tool.title or "" for tool in tools if tool.kind == _MCP_TOOL]
     if len(servers) == 1:
         return {} if names else servers
@@ -95,27 +99,27 @@ async def _try_all(agent: AgentServer, servers: Servers) -> list[str]:
         made = await agent.run_command("mktemp -d", time_limit=_COMMAND_SECONDS)
         directory = made.stdout.strip()
     tries = (
-        _try(agent, name, server, f"{directory}/{index}" if directory else "")
+        _check(agent, name, server, f"{directory}/{index}" if directory else "")
         for index, (name, server) in enumerate(servers.items())
     )
     try:
-        told = await asyncio.gather(*tries)
+        problems = await asyncio.gather(*tries)
     finally:
         if directory:
             await agent.run_command(f"rm -rf {quote(directory)}", time_limit=_COMMAND_SECONDS)
-    return [text for text in told if text]
+    return [text for text in problems if text]
 
 
-async def _try(agent: AgentServer, name: str, server: Mapping[str, Any], output: str) -> str:
-    """Return why a tool server does not start; empty if it does, or if that cannot be found out."""
-    is_watched = "command" in server and bool(output)
+async def _check(agent: AgentServer, name: str, server: Mapping[str, Any], output: str) -> str:
+    """Return why a tool server does not start; empty if it starts or cannot be checked."""
+    is_captured = "command" in server and bool(output)
     try:
         problem = await agent.try_tool_server(
-            name, _watched(server, output) if is_watched else server, time_limit=TRY_SECONDS
+            name, _captured(server, output) if is_captured else server, time_limit=TRY_SECONDS
         )
         if problem is None:
             return ""
-        lines = await _last_lines(agent, output) if is_watched else ""
+        lines = await _last_lines(agent, output) if is_captured else ""
     except AgentsvcError as exc:
         log.info("tool server cannot be checked", extra={"reason": str(exc)})
         return ""
@@ -123,13 +127,13 @@ async def _try(agent: AgentServer, name: str, server: Mapping[str, Any], output:
         f"The tool server `{name}` does not start, so the agent has none of its tools:"
         f" {problem.partition('\n')[0]}"
     )
-    return _hidden(f"{text}\nThe last lines of the program:\n{lines}" if lines else text, server)
+    return _redact(f"{text}\nThe last lines of the program:\n{lines}" if lines else text, server)
 
 
-def _watched(server: Mapping[str, Any], output: str) -> dict[str, Any]:
-    """Return the same program with its standard error, and its exit status, in a file."""
+def _captured(server: Mapping[str, Any], output: str) -> dict[str, Any]:
+    """Wrap a program so that its standard error and its exit status are written to a file."""
     program = [server["command"], *server.get("args", ())]
-    return {**server, "command": "sh", "args": ["-c", _WATCHED, "sh", output, *program]}
+    return {**server, "command": "sh", "args": ["-c", _CAPTURE, "sh", output, *program]}
 
 
 async def _last_lines(agent: AgentServer, output: str) -> str:
@@ -139,6 +143,6 @@ async def _last_lines(agent: AgentServer, output: str) -> str:
     return found.stdout.strip()[-_MAX_CHARS:]
 
 
-def _hidden(text: str, server: Mapping[str, Any]) -> str:
+def _redact(text: str, server: Mapping[str, Any]) -> str:
     values = [value for part in ("env", "headers") for value in server.get(part, {}).values()]
-    return without_secrets(text, [Secret(one) for one in values if len(one) >= _SHORTEST_SECRET])
+    return without_secrets(text, [Secret(item) for item in values if len(item) >= _SHORTEST_SECRET])

@@ -1,7 +1,7 @@
-"""Preparing the place where an agent works: directories, git identity, clone, set-up script, hooks.
+"""Preparation of a workspace: directories, git identity, clone, set-up script, hooks.
 
-All of it happens inside the sandbox, through its agent server's shell. No command and no URL
-carries a credential: git finds tokens through a credential file outside the workspace.
+Everything runs inside the sandbox, through its agent server's shell. No command and no URL
+contains a credential: git reads tokens from a credential file outside the workspace.
 """
 
 from collections.abc import AsyncIterable, Mapping, Sequence
@@ -18,9 +18,9 @@ from agentsvc.domain import Provider, credentials
 
 _STEP_SECONDS: Final = 30.0
 _MAX_SHOWN: Final = 2000
-_MAX_KEPT: Final = 100_000
+_MAX_OUTPUT: Final = 100_000
 
-# A start that goes on after a restart may find its own earlier command still at work.
+# After a restart of the server, the start's own earlier command may still be running.
 _LOCK: Final = """
 exec 9>"${{TMPDIR:-/tmp}}/agentsvc-{name}.lock" || exit $?
 if command -v flock >/dev/null; then flock 9; fi
@@ -48,8 +48,8 @@ if [ ! -e {target}/.git/agentsvc-commit ]; then
 fi
 """
 
-# In a copy all files look changed to git, which would write them anew, and all that was built of them
-# would be built anew for that.
+# In a copied workspace all files look changed to git until the index is refreshed. Otherwise the checkout
+# would rewrite them, and everything built from them would be rebuilt.
 _UPDATE: Final = """
 export GIT_TERMINAL_PROMPT=0 GIT_ASKPASS=/bin/true LC_ALL=C
 if [ -e {target}/.git ] && [ ! -e {target}/.git/agentsvc-updated ]; then
@@ -64,7 +64,7 @@ if [ -e {target}/.git ] && [ ! -e {target}/.git/agentsvc-updated ]; then
 fi
 """
 
-# A submodule is brought in by a set-up, and shown as changed where it is at another commit.
+# Commits of submodules (mode 160000) count as well, because a set-up script checks them out.
 _FINGERPRINT: Final = (
     "git ls-files -s -- {paths} && {{ git ls-files -s | grep '^160000 ' || true; }}"
 )
@@ -73,7 +73,7 @@ _WORK_BRANCH: Final = (
     "git -C {target} rev-parse --verify -q {branch} || git -C {target} checkout -q -b {branch}"
 )
 
-# One command for all: each costs a start as long as all that it does.
+# One command, because each round trip takes as long as the work.
 _MAKE_EMPTY: Final = """
 mkdir -p {target} && cd {target} || exit $?
 git init -q || exit $?
@@ -85,19 +85,20 @@ if [ ! -e .openhands ]; then echo {bare}; fi
 """
 _BARE: Final = "agentsvc: nothing of its own"
 
-# An agent server waits for all that may still write to a command; what a script leaves running may not.
-# It notes the end of a command in a file, and nobody hears of one for which a full disk has no room.
+# An agent server waits until every process has closed a command's output. So the output of a script goes
+# to a file, and processes that it leaves running do not delay the result. The agent server notes the end
+# of a command in a file of its own; removing the reserve file leaves space for it on a full disk.
 _RUN: Final = """(
-{{ head -c {room_bytes} /dev/urandom >{room}; }} 2>/dev/null
+{{ head -c {reserve_bytes} /dev/urandom >{reserve}; }} 2>/dev/null
 {command} </dev/null >{out} 2>&1 9>&-
 code=$?
-{said}
+{print_output}
 exit $code
 ) || exit $?
 """
-_OUT: Final = '"${{TMPDIR:-/tmp}}/agentsvc-{name}.out"'
-_SAID: Final = "rm -f {room}; tail -c {most} {out}; rm -f {out}"
-_ROOM_BYTES: Final = 1024 * 1024
+_OUTPUT_FILE: Final = '"${{TMPDIR:-/tmp}}/agentsvc-{name}.out"'
+_PRINT_OUTPUT: Final = "rm -f {reserve}; tail -c {most} {out}; rm -f {out}"
+_RESERVE_BYTES: Final = 1024 * 1024
 
 _SETUP: Final = """
 [ -f .openhands/setup.sh ] || exit 0
@@ -123,22 +124,22 @@ END
 chmod +x "$hooks/pre-commit"
 """
 
-# Another conversation of the sandbox may have brought tokens that were removed since.
-_FORGET: Final = 'rm -f "$HOME/.config/agentsvc/git-credentials"'
+# Another conversation in the sandbox may have stored tokens that the user has removed since.
+_REMOVE_CREDENTIALS: Final = 'rm -f "$HOME/.config/agentsvc/git-credentials"'
 
-# Git refuses a change of its configuration while another conversation of the sandbox makes one.
+# Git refuses to change its configuration while another conversation in the sandbox changes it.
 _HOME_LOCK: Final = _LOCK.format(name="home")
 
 
 class Clone(msgspec.Struct, frozen=True, kw_only=True):
-    """Which repository to bring into the workspace, and how."""
+    """A repository to clone into the workspace, and the options."""
 
     repository: str
-    """As the caller named it; for messages."""
+    """The name that the caller gave, for error messages."""
     url: str
     branch: str | None
     work_branch: str
-    """Made where no branch was asked for."""
+    """The branch to create if the order names none."""
     is_full: bool
     time_limit: float
 
@@ -150,63 +151,63 @@ class Workspace:
         self._agent = agent
         self.project_dir = project_dir
         self.is_bare = False
-        """It is known to say nothing of itself: no set-up, no hooks."""
+        """Whether the directory is known to have no `.openhands`: no set-up script, no hooks."""
 
     async def set_identity(self, name: str | None, email: str | None) -> None:
-        """Tell git in the sandbox who commits."""
+        """Set the name and email of commits in the sandbox's git configuration."""
         for key, value in (("user.name", name), ("user.email", email)):
             if value:
                 command = f"git config --global -- {key} {quote(value)}"
-                await self._must(_HOME_LOCK + command, "setting up git")
+                await self._check_run(_HOME_LOCK + command, "setting up git")
 
     async def set_credentials(self, hosts: Mapping[Provider, tuple[str, Secret]]) -> None:
-        """Give git in the sandbox the tokens for these base URLs, and no others.
+        """Store the tokens for these base URLs as the only git credentials in the sandbox.
 
-        They lie outside the workspace.
+        The file is outside the workspace.
         """
         if not hosts:
-            await self._must(_FORGET, "setting up git")
+            await self._check_run(_REMOVE_CREDENTIALS, "setting up git")
             return
         home = await self._agent.home()
         folder = f"{home}/.config/agentsvc"
         file = f"{folder}/git-credentials"
-        # Whole or not at all: another conversation may clone with it at this moment.
-        draft = f"{file}-{self._name()}"
+        # Replace the file atomically: another conversation may be cloning with it.
+        draft = f"{file}-{self._key()}"
         lines = [
             _credential_line(provider, base_url, token)
             for provider, (base_url, token) in hosts.items()
         ]
-        await self._must(
+        await self._check_run(
             f"umask 077 && mkdir -p {quote(folder)} && chmod 700 {quote(folder)}"
             f" && : >{quote(draft)}",
             "setting up git",
         )
         await self._agent.upload(draft, "".join(lines).encode())
         helper = f"store --file={quote(file)}"
-        await self._must(
+        await self._check_run(
             f"{_HOME_LOCK}chmod 600 {quote(draft)} && mv -f {quote(draft)} {quote(file)}"
             f" && git config --global credential.helper {quote(helper)}",
             "setting up git",
         )
 
     async def make_empty(self, hosts: Mapping[Provider, tuple[str, Secret]]) -> None:
-        """Make the project directory a fresh git repository, unless it is one.
+        """Initialize the project directory as a git repository, unless it is one already.
 
-        Tokens are set as by `set_credentials`.
+        Stores credentials as `set_credentials` does.
         """
         script = _HOME_LOCK + _MAKE_EMPTY.format(target=quote(self.project_dir), bare=quote(_BARE))
         if hosts:
             await self.set_credentials(hosts)
         else:
-            script = f"{_FORGET}\n{script}"
-        result = await self._must(script, "making the workspace")
+            script = f"{_REMOVE_CREDENTIALS}\n{script}"
+        result = await self._check_run(script, "making the workspace")
         self.is_bare = _BARE in result.stdout.splitlines()
 
     async def clone(self, clone: Clone) -> None:
-        """Bring a repository in; one that is there already stays as it is.
+        """Clone a repository; an existing clone stays as it is.
 
-        Raises StartRefused naming the cause: no such repository, token refused or missing, host
-        out of reach, no such branch, or too slow.
+        Raises StartRefused with the cause: no such repository, token refused or missing, host
+        unreachable, no such branch, or timeout.
         """
         options = "" if clone.is_full else "--depth 1"
         if clone.branch:
@@ -224,12 +225,12 @@ class Workspace:
             script = _WORK_BRANCH.format(
                 target=quote(self.project_dir), branch=quote(clone.work_branch)
             )
-            await self._must(self._lock() + script, "making a work branch")
+            await self._check_run(self._lock() + script, "making a work branch")
 
     async def update(self, clone: Clone) -> None:
-        """Bring a copy of a repository to the branch that is asked for; one that is not there is fine.
+        """Fetch and check out the requested branch in a copied repository; no-op without one.
 
-        Raises StartRefused as `clone`.
+        Runs once for each copy. Raises StartRefused as `clone`.
         """
         script = _UPDATE.format(
             target=quote(self.project_dir),
@@ -253,9 +254,9 @@ class Workspace:
             raise StartRefused(clone_failure(clone, result))
 
     async def fingerprint(self, paths: Sequence[str]) -> str:
-        """Return what tells whether the contents of paths in the repository have changed.
+        """Return a digest of the contents of paths in the repository and of the submodules' commits.
 
-        The commits of submodules count, too.
+        Empty without paths, or if git fails.
         """
         command = _FINGERPRINT.format(paths=" ".join(map(quote, paths)))
         result = await self._agent.run_command(
@@ -264,12 +265,12 @@ class Workspace:
         return sha256(result.stdout) if result.exit_code == 0 and paths else ""
 
     async def run_script(self, script: str, what: str, time_limit: float) -> str | None:
-        """Run a script in the workspace; return what went wrong, if anything."""
+        """Run a bash script in the workspace; return an error message, or None."""
         return _problem(await self.run_bash(script, time_limit), what, time_limit)
 
     async def run_bash(self, script: str, time_limit: float) -> CommandResult:
-        """Run a script of bash in the workspace."""
-        return await self._run(self._wrapped(f"bash -c {quote(script)}"), time_limit)
+        """Run a bash script in the workspace; processes it leaves running do not delay the result."""
+        return await self._run(self._wrap(f"bash -c {quote(script)}"), time_limit)
 
     async def _run(self, wrapped: str, time_limit: float) -> CommandResult:
         result = await self._agent.run_command(
@@ -277,27 +278,27 @@ class Workspace:
         )
         if not result.timed_out:
             return result
-        said = await self._agent.run_command(self._said(), time_limit=_STEP_SECONDS)
-        return msgspec.structs.replace(result, stdout=said.stdout)
+        printed = await self._agent.run_command(self._print_output(), time_limit=_STEP_SECONDS)
+        return msgspec.structs.replace(result, stdout=printed.stdout)
 
-    def _wrapped(self, command: str) -> str:
-        """Return a command that has ended when it has, whatever it leaves running."""
+    def _wrap(self, command: str) -> str:
+        """Wrap a command so that processes it leaves running do not delay the result."""
         return _RUN.format(
             command=command,
-            out=self._out(),
-            said=self._said(),
-            room=self._room(),
-            room_bytes=_ROOM_BYTES,
+            out=self._output(),
+            print_output=self._print_output(),
+            reserve=self._reserve(),
+            reserve_bytes=_RESERVE_BYTES,
         )
 
-    def _said(self) -> str:
-        return _SAID.format(most=_MAX_KEPT, out=self._out(), room=self._room())
+    def _print_output(self) -> str:
+        return _PRINT_OUTPUT.format(most=_MAX_OUTPUT, out=self._output(), reserve=self._reserve())
 
-    def _room(self) -> str:
+    def _reserve(self) -> str:
         return quote(f"{self.project_dir}/.git/agentsvc-room")
 
-    def _out(self) -> str:
-        return _OUT.format(name=self._name())
+    def _output(self) -> str:
+        return _OUTPUT_FILE.format(name=self._key())
 
     async def unpack(
         self,
@@ -310,9 +311,9 @@ class Workspace:
         time_limit: float,
         branch_commit: str | None = None,
     ) -> None:
-        """Bring in a commit that comes packed, as a clone of a branch, on a work branch.
+        """Unpack a packed commit like a clone of `branch`, and check it out on `work_branch`.
 
-        The branch is at that commit, unless another one is named.
+        The remote branch points to `branch_commit`, or to the commit itself. Runs once.
         """
         file = f"{self.project_dir}.pack.tar"
         await self._agent.upload(file, pack, time_limit=time_limit)
@@ -325,17 +326,17 @@ class Workspace:
             commit=quote(commit),
             work_branch=quote(work_branch),
         )
-        await self._must(self._lock() + script, "unpacking the repository", time_limit)
+        await self._check_run(self._lock() + script, "unpacking the repository", time_limit)
 
     async def run_setup_script(self, time_limit: float) -> str | None:
-        """Run `.openhands/setup.sh` once, if there is one; return what went wrong, if anything."""
+        """Run `.openhands/setup.sh` once, if it exists; return an error message, or None."""
         if self.is_bare:
             return None
-        script = _SETUP.format(run=self._wrapped("bash -c '. .openhands/setup.sh'"))
+        script = _SETUP.format(run=self._wrap("bash -c '. .openhands/setup.sh'"))
         return _problem(await self._run(script, time_limit), ".openhands/setup.sh", time_limit)
 
     async def install_hooks(self) -> str | None:
-        """Make `.openhands/pre-commit.sh` the pre-commit hook; return what went wrong."""
+        """Install `.openhands/pre-commit.sh` as pre-commit hook; return an error message, or None."""
         if self.is_bare:
             return None
         result = await self._agent.run_command(
@@ -344,16 +345,16 @@ class Workspace:
         return _problem(result, ".openhands/pre-commit.sh", _STEP_SECONDS)
 
     def _lock(self) -> str:
-        return _LOCK.format(name=self._name())
+        return _LOCK.format(name=self._key())
 
-    def _name(self) -> str:
+    def _key(self) -> str:
         return sha256(self.project_dir)[:16]
 
     async def load_hooks(self) -> dict[str, Any] | None:
-        """Return what `.openhands/hooks.json` says, or None if there is none."""
+        """Return the content of `.openhands/hooks.json`, or None without that file."""
         return None if self.is_bare else await self._agent.load_hooks(self.project_dir)
 
-    async def _must(
+    async def _check_run(
         self, command: str, what: str, time_limit: float = _STEP_SECONDS
     ) -> CommandResult:
         result = await self._agent.run_command(command, time_limit=time_limit)
@@ -379,7 +380,7 @@ def _credential_line(provider: Provider, base_url: str, token: Secret) -> str:
 
 
 def clone_failure(clone: Clone, result: CommandResult) -> str:
-    """Return why a repository could not be cloned, and what to do."""
+    """Return the cause of a failed clone, and what to do."""
     text = f"{result.stdout}\n{result.stderr}".lower()
     where = f"{clone.repository} ({clone.url})"
     if result.exit_code == 127:  # noqa: PLR2004  # the shell's "command not found"
