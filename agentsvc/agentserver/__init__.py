@@ -1,6 +1,6 @@
-"""The HTTP client of agent servers inside sandboxes, and the connector that never calls private addresses.
+"""The HTTP client for agent servers in sandboxes, and the connector that refuses private addresses.
 
-Begin with `client`. What is done with the answers is in `conversations`. Imports `base` and `plugin`.
+Read `client` first. `conversations` interprets the responses. Imports `base` and `plugin`.
 """
 
 from agentsvc.agentserver.client import AgentClient as AgentClient

@@ -1,7 +1,7 @@
-"""HTTP calls to the agent server inside a sandbox: headers, deadlines, errors.
+"""HTTP requests to the agent server inside a sandbox: headers, timeouts, errors.
 
-Every call has a deadline and ends in a value or in one of four errors: AgentUnavailable (no answer,
-or not able to answer now), AgentRefused (it answered and said no), NotFound, Conflict.
+Every request has a time limit, and returns a value or raises one of four errors: AgentUnavailable
+(no response, or temporarily unable), AgentRefused (another error response), NotFound, Conflict.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _PART_BYTES: Final = 256 * 1024
 _HEARTBEAT_SECONDS: Final = 30.0
 
-_NOT_CONFIRMED: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
+_PEER_ERRORS: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
 
 _ENCODER = msgspec.json.Encoder()
 
 
 class AgentCalls:
-    """Calls to one agent server, with its session key. It holds no state."""
+    """Requests to one agent server, with its session key. Stateless."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class AgentCalls:
         time_limit: float | None = None,
         write: Callable[[bytes], Awaitable[None]] | None = None,
     ) -> bytes:
-        """Return what is answered, or hand it over in parts as they come; what `write` raises ends it."""
+        """Send a request; return the body, or pass it in chunks to `write`, which may raise."""
         limit = time_limit or self._read_seconds
         headers = {"X-Session-API-Key": self._key.reveal(), **(headers or {})}
         if json is not None:
@@ -91,7 +91,7 @@ class AgentCalls:
             headers["Content-Type"] = "application/json"
         where = f"{method} {path.partition('?')[0]}"
         PEER.set(self._peer)
-        with _explained(where, limit):
+        with _converting_errors(where, limit):
             async with (
                 asyncio.timeout(limit),
                 self._session.request(
@@ -99,7 +99,7 @@ class AgentCalls:
                     yarl.URL(self.url + path, encoded=True),
                     headers=headers,
                     data=data,
-                    # A sandbox must not send us, with its key, to somewhere else.
+                    # A sandbox must not redirect the request, which has its key, elsewhere.
                     allow_redirects=False,
                 ) as response,
             ):
@@ -112,11 +112,11 @@ class AgentCalls:
         return body
 
     async def _listen(self, path: str, *, gather_seconds: float) -> AsyncIterator[list[bytes]]:
-        """Yield the text messages of a WebSocket, those that come within a moment together."""
+        """Yield the text messages of a WebSocket, batched over `gather_seconds`."""
         headers = {"X-Session-API-Key": self._key.reveal()}
         where = f"GET {path}"
         PEER.set(self._peer)
-        with _explained(where):
+        with _converting_errors(where):
             async with self._session.ws_connect(
                 yarl.URL(self.url + path, encoded=True),
                 headers=headers,
@@ -128,11 +128,11 @@ class AgentCalls:
 
 
 @contextlib.contextmanager
-def _explained(where: str, limit: float | None = None) -> Iterator[None]:
-    """Raise AgentUnavailable for whatever keeps a call from being answered."""
+def _converting_errors(where: str, limit: float | None = None) -> Iterator[None]:
+    """Convert connection errors and timeouts inside the context to AgentUnavailable."""
     try:
         yield
-    except _NOT_CONFIRMED as exc:
+    except _PEER_ERRORS as exc:
         raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
     except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
         if limit is not None and isinstance(exc, TimeoutError):
@@ -144,7 +144,7 @@ def _explained(where: str, limit: float | None = None) -> Iterator[None]:
 
 
 async def _gather(socket: aiohttp.ClientWebSocketResponse, gather_seconds: float) -> list[bytes]:
-    """Return the next texts, those that come within a moment together; none at the end."""
+    """Return the next batch of text messages; empty when the connection is closed."""
     first = await socket.receive()
     if first.type is not aiohttp.WSMsgType.TEXT:
         return []
@@ -167,5 +167,5 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
         body += part
         if len(body) > MAX_ANSWER_BYTES:
             response.close()
-            raise BodyTooLarge(f"answer of more than {MAX_ANSWER_BYTES} bytes")
+            raise BodyTooLarge(f"response of more than {MAX_ANSWER_BYTES} bytes")
     return bytes(body)

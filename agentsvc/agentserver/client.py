@@ -1,7 +1,7 @@
-"""The client for the agent servers inside sandboxes, and its calls about conversations.
+"""The client for agent servers in sandboxes, with the requests about conversations.
 
-One AgentClient lives as long as the process; `client.at(url, key)` gives the calls to one agent
-server. What a call about files, commands, git or skills is, is in `workspace`.
+One AgentClient lives as long as the process; `client.at(url, key)` returns an AgentServer. The
+requests about files, commands, git and skills are in `workspace`.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ from agentsvc.base import (
 )
 
 READ_SECONDS: Final = 30.0
-"""The default deadline of a call that changes nothing."""
+"""The default time limit of a request that changes nothing."""
 
 CHANGE_SECONDS: Final = 300.0
-"""The default deadline of a call that changes a conversation: it waits while a tool runs."""
+"""The default time limit of a request that changes a conversation: it waits for tool calls."""
 
 _ENCODER = msgspec.json.Encoder()
 _PAGES_MAX: Final = 10_000
-"""How many requests the events of one conversation may take: a million of them, or fewer large ones."""
+"""The most requests for the events of one conversation: a million events, fewer large ones."""
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 0.5
 _PROBE_SECONDS: Final = 5.0
 _GATHER_SECONDS: Final = 0.04
-"""How long what a subscription brings is gathered, to be passed on at once."""
+"""How long the messages of a subscription are batched."""
 _CLOSING_SECONDS: Final = 10.0
-"""How much longer than asked the test of a tool server may take, which ends its program."""
+"""Extra time for the test of a tool server, to terminate its program."""
 
 
 class AgentClient:
-    """The connections to all agent servers; open it once, close it at the end."""
+    """The HTTP session for all agent servers; open it once, close it at the end."""
 
     def __init__(
         self, *, read_seconds: float = READ_SECONDS, change_seconds: float = CHANGE_SECONDS
@@ -64,33 +64,33 @@ class AgentClient:
         self.change_seconds = change_seconds
         self._session: aiohttp.ClientSession | None = None
         self.confirming: Callable[[str, Secret], Confirm | None] = lambda _url, _key: None
-        """Returns what confirms connections to the agent server at a URL that has a key."""
+        """Returns the callback that confirms connections to a URL with a session key, or None."""
 
     async def open(self) -> None:
-        """Make the session; needs a running event loop. Opening twice is fine."""
+        """Open the session; needs a running event loop. Idempotent."""
         if self._session is not None:
             return
-        # No limit: a call to a busy conversation may hold its connection for minutes. No reuse:
-        # agent servers drop connections after a fault or 5 s, and a POST on such a one is lost.
+        # No limit: a request to a busy conversation may use its connection for minutes. No reuse:
+        # agent servers close connections after an error or 5 s, and a POST on such one is lost.
         connector = SandboxConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_PROBE_SECONDS),
             trust_env=False,
-            trace_configs=[_staying()],
+            trace_configs=[_refusing_redirects()],
         )
 
     async def close(self) -> None:
-        """Close all connections. Closing twice, or without open, is fine."""
+        """Close all connections. Idempotent, also without `open`."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     def at(self, url: str, key: Secret, *, confirm: Confirm | None = None) -> "AgentServer":
-        """Return the calls to the agent server at a URL, with its session key.
+        """Return the agent server at a URL, with its session key.
 
-        Who knows the server by something else than that key says how to confirm connections.
+        `confirm` replaces the callback by which `confirming` identifies the server by that key.
         """
         if self._session is None:
             raise AgentUnavailable("The agent client is not open")
@@ -104,11 +104,11 @@ class AgentClient:
         )
 
 
-def _staying() -> aiohttp.TraceConfig:
-    """Return what ends a request that is sent elsewhere: a WebSocket's can be told so in no other way."""
+def _refusing_redirects() -> aiohttp.TraceConfig:
+    """Return a trace config that refuses redirects: the only way for WebSocket requests."""
 
     async def refuse(*_about: object) -> None:
-        raise aiohttp.ClientError("the answer leads to somewhere else")
+        raise aiohttp.ClientError("the response is a redirect")
 
     config = aiohttp.TraceConfig()
     config.on_request_redirect.append(refuse)
@@ -116,12 +116,12 @@ def _staying() -> aiohttp.TraceConfig:
 
 
 class AgentServer(WorkspaceCalls):
-    """The calls to one agent server. It holds no state; make one whenever it is needed."""
+    """One agent server. Stateless; create one whenever it is needed."""
 
-    # The server itself
+    # Server
 
     async def is_alive(self, *, time_limit: float | None = None) -> bool:
-        """Say whether something answers like an agent server; never raises."""
+        """Return whether the agent server answers; raises no AgentsvcError."""
         limit = min(_PROBE_SECONDS, self._read_seconds)
         if time_limit is not None:
             limit = min(limit, max(time_limit, _FIRST_POLL_SECONDS))
@@ -132,10 +132,10 @@ class AgentServer(WorkspaceCalls):
         return True
 
     async def wait_ready(self, time_limit: float) -> None:
-        """Wait until the server answers and takes our key.
+        """Wait until the server answers and accepts the session key.
 
-        Raises AgentUnavailable at the time limit, and AgentRefused if what answers there does
-        not know the key: it is the server of another sandbox.
+        Raises AgentUnavailable at the time limit, and KeyRefused if the server does not accept the
+        key, because it belongs to another sandbox.
         """
         end = monotonic() + time_limit
         pause = _FIRST_POLL_SECONDS
@@ -149,16 +149,16 @@ class AgentServer(WorkspaceCalls):
         await self.home()
 
     async def server_info(self) -> dict[str, Any]:
-        """Return what the server says about itself, such as version and idle_time."""
+        """Return the server's information about itself, such as `version` and `idle_time`."""
         return decode(dict[str, Any], await self._call("GET", "/server_info"))
 
     async def usable_tools(self) -> list[str] | None:
-        """Return the names of the tools an agent can be given, or None if the server says none."""
+        """Return the names of the tools that the server offers, or None if it does not list them."""
         tools = (await self.server_info()).get("usable_tools")
         return [str(name) for name in tools] if isinstance(tools, list) and tools else None
 
     async def init_state(self) -> InitState:
-        """Say whether the server waits to be told for whom it is; one that never does is ready."""
+        """Return whether the server waits for `initialize`; READY without support for that."""
         try:
             answer = await self._call("GET", "/api/init")
         except NotFound:
@@ -166,9 +166,9 @@ class AgentServer(WorkspaceCalls):
         return decode(Init, answer).state
 
     async def initialize(self, identity: Mapping[str, Any], *, hide: Sequence[Secret]) -> None:
-        """Tell a server for whom it is, with the key that it was started with in place of ours.
+        """Assign a server that waits in the warm pool, authorized by the key it was started with.
 
-        The values in `hide` do not appear in an error.
+        The values in `hide` are removed from errors.
         """
         await self._call(
             "POST",
@@ -190,10 +190,10 @@ class AgentServer(WorkspaceCalls):
         *,
         hide: Sequence[Secret] = (),
     ) -> ConversationInfo:
-        """Start a conversation; the same conversation id twice gives the first one, unchanged.
+        """Start a conversation; idempotent by its id: an existing one is returned unchanged.
 
-        The values in `hide` do not appear in an error. Raises AgentRefused when the server does
-        not accept the body.
+        The values in `hide` are removed from errors. Raises AgentRefused if the server does not
+        accept the body.
         """
         try:
             answer = await self._call(
@@ -204,12 +204,12 @@ class AgentServer(WorkspaceCalls):
                 time_limit=self._change_seconds,
             )
         except ServerFault as exc:
-            # An unknown tool name is a 500 there; the same body will not do better next time.
+            # An unknown tool name is a 500 there: do not retry.
             raise AgentRefused(exc.message, detail=exc.detail) from exc
         return decode_conversation(answer)
 
     async def find_conversation(self, conversation_id: str) -> ConversationInfo | None:
-        """Return what the server knows about a conversation, or None if it has no such one."""
+        """Return the info of a conversation, or None if the server does not have it."""
         try:
             answer = await self._call("GET", _path(conversation_id))
         except NotFound:
@@ -217,7 +217,7 @@ class AgentServer(WorkspaceCalls):
         return decode_conversation(answer)
 
     async def count_running(self, *, time_limit: float | None = None) -> int:
-        """Return in how many conversations of the server an agent is at work."""
+        """Return the number of conversations with a running agent."""
         path = "/api/conversations/count?status=running"
         return decode(int, await self._call("GET", path, time_limit=time_limit))
 
@@ -229,9 +229,9 @@ class AgentServer(WorkspaceCalls):
         run: bool,
         time_limit: float | None = None,
     ) -> None:
-        """Add a message of the user and, with `run`, set the agent going.
+        """Add a message of the user and, with `run`, start the agent.
 
-        A running conversation takes the message into its run. Waits while a tool runs.
+        A running agent reads the message in its run. Waits for a running tool call.
         """
         await self._change(
             "POST",
@@ -241,23 +241,23 @@ class AgentServer(WorkspaceCalls):
         )
 
     async def run(self, conversation_id: str) -> None:
-        """Set the agent going, also without a new message; raises Conflict if it runs already."""
+        """Start the agent, also without a new message; raises Conflict if it runs already."""
         await self._change("POST", _path(conversation_id, "run"))
 
     async def pause(self, conversation_id: str, *, time_limit: float | None = None) -> None:
-        """Stop the agent after its current step; waits for that step."""
+        """Stop the agent after its current step, and wait for that."""
         await self._change("POST", _path(conversation_id, "pause"), time_limit=time_limit)
 
     async def interrupt(self, conversation_id: str) -> None:
-        """Stop the agent now, in the middle of a step."""
+        """Stop the agent immediately, in the middle of a step."""
         await self._call("POST", _path(conversation_id, "interrupt"))
 
     async def respond_to_confirmation(
         self, conversation_id: str, *, accept: bool, reason: str | None = None
     ) -> None:
-        """Let the pending actions happen or reject them; after a rejection the agent is idle.
+        """Accept or reject the pending actions; after a rejection the agent is idle.
 
-        With nothing pending the agent simply runs.
+        Without pending actions, the agent runs.
         """
         order: dict[str, Any] = {"accept": accept}
         if reason is not None:
@@ -268,13 +268,13 @@ class AgentServer(WorkspaceCalls):
     async def wait_for_earlier_changes(
         self, conversation_id: str, *, time_limit: float | None = None
     ) -> None:
-        """Wait until the agent server has made every change that it was asked for before.
+        """Wait until the agent server has processed all earlier requests for a conversation.
 
-        It makes the changes of one conversation one after the other, and each waits while a tool
-        runs. Those whose caller has gone meanwhile are made all the same.
+        It processes the changes of a conversation in order, and each waits for running tool calls.
+        Requests of disconnected clients are processed as well.
         """
-        # The first call, which changes nothing, is answered once it has read all that was sent to it
-        # before, and the second one behind that.
+        # An empty change is a barrier. The first one is answered after the server has read all
+        # earlier requests, the second one after it has processed them.
         path = _path(conversation_id, "secrets")
         for _ in range(2):
             await self._change("POST", path, json={"secrets": {}}, time_limit=time_limit)
@@ -286,19 +286,19 @@ class AgentServer(WorkspaceCalls):
         *,
         hide: Sequence[Secret] = (),
     ) -> None:
-        """Let the conversation go on with another language model."""
+        """Switch a conversation to another language model."""
         path = _path(conversation_id, "switch_llm")
         await self._change("POST", path, json={"llm": dict(llm)}, hide=hide)
 
     async def switch_acp_model(self, conversation_id: str, model: str) -> None:
-        """Let the other agent of a conversation go on with another of its models."""
+        """Switch the ACP agent of a conversation to another of its models."""
         path = _path(conversation_id, "switch_acp_model")
         await self._change("POST", path, json={"model": model})
 
     async def save_profile(
         self, name: str, llm: Mapping[str, Any], *, hide: Sequence[Secret] = ()
     ) -> None:
-        """Keep a language model under a name in the sandbox, over one of that name."""
+        """Save a language model as a named profile in the sandbox; overwrite an existing one."""
         path = f"/api/profiles/{quote(name, safe='')}"
         body = {"llm": dict(llm), "include_secrets": True}
         await self._change("POST", path, json=body, hide=hide)
@@ -306,24 +306,24 @@ class AgentServer(WorkspaceCalls):
     async def try_tool_server(
         self, name: str, server: Mapping[str, Any], *, time_limit: float
     ) -> str | None:
-        """Return why a tool server (MCP) does not list its tools, None if it does.
+        """Return why a tool server (MCP) does not list its tools, or None if it does.
 
-        One that is a program is run for it. Raises NotFound for a server that has no such call.
+        A local program is run for the test. Raises NotFound if the agent server has no such API.
         """
         body = {"name": name, "server": dict(server), "timeout": time_limit}
         limit = time_limit + _CLOSING_SECONDS
-        told = decode(
+        test = decode(
             ToolServerTest, await self._call("POST", "/api/mcp/test", json=body, time_limit=limit)
         )
-        return None if told.ok else told.error
+        return None if test.ok else test.error
 
     async def delete_conversation(self, conversation_id: str) -> None:
-        """Remove a conversation and its files; one that is not there is fine."""
+        """Delete a conversation and its files; no-op if it does not exist."""
         with contextlib.suppress(NotFound):
             await self._change("DELETE", _path(conversation_id))
 
     async def newest_events(self, conversation_id: str, *, limit: int = PAGE_SIZE) -> list[bytes]:
-        """Return up to so many stored events as raw JSON, newest first; raises NotFound."""
+        """Return at most `limit` stored events as raw JSON, newest first; raises NotFound."""
         query = urlencode({"sort_order": "TIMESTAMP_DESC", "limit": limit})
         page = decode(
             AgentPage, await self._call("GET", _path(conversation_id, f"events/search?{query}"))
@@ -340,10 +340,10 @@ class AgentServer(WorkspaceCalls):
     ) -> AsyncIterator[list[bytes]]:
         """Yield the stored events, oldest first, as raw JSON in lists of up to 100.
 
-        `since` is a timestamp as events carry it; events of exactly that time are included.
-        `first` is the id of the event to begin with; an unknown one is the beginning of the log.
-        The time limit is for each page; one that is too large is asked for again in parts.
-        Raises NotFound for an unknown conversation, and AgentRefused for pages without an end.
+        `since` is a timestamp in the format of events; events of exactly that time are included.
+        `first` is the id of the event to begin with; an unknown id means the beginning of the log.
+        The time limit is for each page; a page that is too large is requested in smaller pages.
+        Raises NotFound for an unknown conversation, and AgentRefused for endless pages.
         """
         query: dict[str, Any] = {"sort_order": "TIMESTAMP", "limit": PAGE_SIZE}
         if since is not None:
@@ -370,12 +370,12 @@ class AgentServer(WorkspaceCalls):
             if following == query.get("page_id"):
                 break
             query["page_id"] = following
-        raise AgentRefused("The agent server's pages of events do not come to an end")
+        raise AgentRefused("The agent server's pages of events do not end")
 
     def subscribe(self, conversation_id: str) -> AsyncIterator[list[bytes]]:
-        """Yield the events and streaming deltas of a conversation as they happen, some at a time.
+        """Yield batches of the events and streaming deltas of a conversation as they happen.
 
-        Ends with the connection; raises AgentUnavailable where there is none.
+        Ends with the connection; raises AgentUnavailable if it cannot be opened.
         """
         path = f"/sockets/events/{quote(conversation_id, safe='')}"
         return self._listen(path, gather_seconds=_GATHER_SECONDS)

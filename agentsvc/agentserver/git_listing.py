@@ -1,6 +1,6 @@
-"""Lists changed files by git itself, where published agent servers get names wrong. Pure.
+"""Listing of changed files by git itself, for names that agent servers parse wrongly. Pure.
 
-They split the lines of git at spaces, and take a name that git has quoted as it is.
+Published agent servers split the lines of git's output at spaces, and do not unquote quoted names.
 """
 
 from shlex import quote
@@ -8,11 +8,11 @@ from typing import Final
 
 from agentsvc.agentserver.responses import GitChange
 
-_LISTED: Final = "agentsvc: changes of "
+_HEADING: Final = "agentsvc: changes of "
 _STATUSES: Final = {"A": "ADDED", "D": "DELETED"}
 
-# What is compared with is chosen as agent servers choose it, and so are repositories one level below.
-# Names are quoted, since agent servers read output in pieces, which may end within a character.
+# The base commit is chosen as agent servers choose it, and repositories one level below are included.
+# Names are quoted, because agent servers read output in chunks, which may end within a character.
 _LIST: Final = """
 export LC_ALL=C GIT_OPTIONAL_LOCKS=0 GIT_TERMINAL_PROMPT=0
 resolve() {{ git rev-parse -q --verify "$1^{{commit}}"; }}
@@ -43,21 +43,21 @@ for inner in */; do [ ! -e "$inner.git" ] || list "${{inner%/}}" || :; done
 
 
 def changes_command(path: str, ref: str | None) -> str:
-    """Return the command that lists what differs below a directory; it fails for an unknown ref."""
-    return _LIST.format(path=quote(path), ref=quote(ref or ""), listed=_LISTED)
+    """Return the command that lists the changes below a directory; it fails for an unknown ref."""
+    return _LIST.format(path=quote(path), ref=quote(ref or ""), listed=_HEADING)
 
 
 def read_changes(text: str) -> list[GitChange]:
-    """Return the changes that the command has listed, sorted by path."""
+    """Parse the output of the command into changes, sorted by path."""
     found: dict[str, dict[str, str]] = {}
     place = "."
     for line in filter(None, text.split("\n")):
-        if line.startswith(_LISTED):
-            place = line.removeprefix(_LISTED)
+        if line.startswith(_HEADING):
+            place = line.removeprefix(_HEADING)
             found.setdefault(place, {})
         else:
             status, _, name = line.partition("\t")
-            found.setdefault(place, {})[_unquoted(name)] = _STATUSES.get(status, "UPDATED")
+            found.setdefault(place, {})[_unquote(name)] = _STATUSES.get(status, "UPDATED")
     outer = {
         path: status
         for path, status in found.pop(".", {}).items()
@@ -68,8 +68,8 @@ def read_changes(text: str) -> list[GitChange]:
     return [GitChange(status=changes[path], path=path) for path in sorted(changes)]
 
 
-def _unquoted(name: str) -> str:
-    """Return a name as it is; git quotes one that is not plain ASCII, its bytes as in C."""
+def _unquote(name: str) -> str:
+    """Unquote a name: git quotes a name that is not plain ASCII, with the escapes of C."""
     if not name.startswith('"'):
         return name
     quoted = name[1:-1].encode().decode("unicode_escape", errors="replace")

@@ -22,19 +22,19 @@ from agentsvc.base import (
 )
 
 MAX_OUTPUT_CHARS: Final = 256 * 1024
-"""How much of each output stream of a command is kept: the last part."""
+"""The length to which each output stream of a command is truncated, at its beginning."""
 
 MAX_MODEL_CHARS: Final = 255
-"""A name of a model that is longer is taken for none."""
+"""Longer names of models are ignored."""
 
 MAX_CONVERSATION_BYTES: Final = 16 * 1024 * 1024
-"""How much may be told of a conversation itself: it has some hundred bytes of each call of its model."""
+"""The largest info of a conversation, which has some hundred bytes for each model call."""
 
 _MAX_DETAIL_CHARS: Final = 1000
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shell command did; both outputs keep their last part when they are too long."""
+    """The result of a shell command; long outputs are truncated at the beginning."""
 
     exit_code: int
     stdout: str
@@ -44,29 +44,29 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentTokenUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens one usage id of a conversation has used so far."""
+    """Tokens that a usage id of a conversation has used so far."""
 
     prompt_tokens: int = 0
-    """Tokens the model has read"""
+    """Tokens in requests to the model"""
     completion_tokens: int = 0
-    """Tokens the model has written"""
+    """Tokens in responses of the model"""
     cache_read_tokens: int = 0
     """Tokens read from the provider's cache"""
     cache_write_tokens: int = 0
-    """Tokens written into the provider's cache"""
+    """Tokens written to the provider's cache"""
     reasoning_tokens: int = 0
-    """Tokens of the model's thinking"""
+    """Tokens of the model's reasoning"""
     context_window: int = 0
-    """Most tokens the model can read; 0 if that is not known"""
+    """Size of the model's context window in tokens; 0 if unknown"""
     per_turn_token: int = 0
     """Tokens of the last call"""
 
 
 class AgentMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one usage id of a conversation has cost so far."""
+    """Cost of a usage id of a conversation so far."""
 
     model_name: str = ""
-    """Model that was asked"""
+    """Model that was called"""
     accumulated_cost: float = 0.0
     """US dollars so far"""
     accumulated_token_usage: AgentTokenUsage | None = None
@@ -86,7 +86,7 @@ class ConversationStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tokens_of(metrics: Iterable[AgentMetrics]) -> AgentTokenUsage:
-    """Return the tokens over all usage ids; window and last turn are the largest."""
+    """Return the sums over all usage ids; of context window and last call, the maximum."""
     used = [one.accumulated_token_usage for one in metrics if one.accumulated_token_usage]
     return AgentTokenUsage(
         prompt_tokens=sum(one.prompt_tokens for one in used),
@@ -105,13 +105,13 @@ class AgentModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """Provider and name of the model"""
     base_url: str | None = None
-    """URL of the model's API; null: the usual one of its provider"""
+    """URL of the model's API; null: the default of its provider"""
     usage_id: str = ""
-    """What the model is used for"""
+    """Purpose of the model, such as `agent`"""
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent of a conversation, as far as the control plane looks at it."""
+    """The agent of a conversation, without the settings that this server does not read."""
 
     kind: str = "Agent"
     """Kind of the agent"""
@@ -120,46 +120,46 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a conversation works inside its sandbox."""
+    """The working directory of a conversation inside its sandbox."""
 
     working_dir: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """Directory of the project in the sandbox"""
 
 
-_OF_ANOTHER_AGENT: Final = "acp-managed"
+_MANAGED_BY_ACP: Final = "acp-managed"
 
 
 class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent server says about one of its conversations."""
+    """The info of an agent server about one of its conversations."""
 
     id: str
     """Id of the conversation, with or without dashes"""
     execution_status: str = "idle"
-    """What the agent does; `deleting` is not noted"""
+    """Status of the agent; `deleting` is ignored"""
     title: str | None = None
-    """Title the agent server has made; null: none yet, and the one here stays"""
+    """Title from the agent server; null: none yet, and the title here is kept"""
     workspace: Workspace = Workspace()
-    """Where the conversation works"""
+    """Working directory"""
     stats: ConversationStats | None = None
-    """What it has cost so far; null: not known"""
+    """Costs so far; null: unknown"""
     max_iterations: int | None = None
-    """Steps after which a run ends; null: not said"""
+    """Steps after which a run ends; null: unknown"""
     agent: AgentInfo = AgentInfo()
     """The agent"""
     tags: dict[str, str] = {}
     """Short texts by name"""
     current_model_id: str | None = None
-    """Model in use, where it was switched; null: that of the agent"""
+    """Model in use, if it was switched; null: the model of the agent"""
     parent_conversation_id: str | None = None
-    """Conversation it is a part of; null: none"""
+    """Parent conversation; null: none"""
     sub_conversation_ids: list[str] | None = None
-    """Conversations that are parts of it; null: none"""
+    """Child conversations; null: none"""
     last_user_message_id: str | None = None
-    """Event of the user's last message; null: none"""
+    """Id of the event of the user's last message; null: none"""
     created_at: str = ""
-    """When it was created, by the clock of the sandbox"""
+    """Time of creation, by the clock of the sandbox"""
     updated_at: str = ""
-    """When it last changed, by the clock of the sandbox"""
+    """Time of the last change, by the clock of the sandbox"""
 
     @property
     def hex_id(self) -> str:
@@ -168,21 +168,21 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str | None:
-        """Return the model, None where that is the matter of another agent, or not a name."""
+        """Return the name of the model, or None if an ACP agent chooses it, or if it is invalid."""
         model = self.agent.llm.model
         is_name = len(model) <= MAX_MODEL_CHARS and model.isprintable()
-        return model if is_name and model != _OF_ANOTHER_AGENT else None
+        return model if is_name and model != _MANAGED_BY_ACP else None
 
 
 class AgentPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of anything: its items as they came."""
+    """A page of undecoded items."""
 
     items: list[msgspec.Raw]
     next_page_id: str | None = None
 
 
 class BashOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the output of a command; the last one has the exit code."""
+    """A chunk of the output of a command; the last one has the exit code."""
 
     order: int = 0
     exit_code: int | None = None
@@ -191,7 +191,7 @@ class BashOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BashPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of output parts."""
+    """A page of output chunks."""
 
     items: list[BashOutput]
     next_page_id: str | None = None
@@ -204,7 +204,7 @@ class StartedCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolServerTest(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a tool server could be reached and listed its tools; `error` says why not."""
+    """The result of the test of a tool server; `error` is why it did not list its tools."""
 
     ok: bool
     error: str = ""
@@ -217,7 +217,7 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InitState(StrEnum):
-    """Whether a server knows for whom it is."""
+    """Whether a server of the warm pool was initialized for a user."""
 
     DORMANT = "dormant"
     INITIALIZING = "initializing"
@@ -225,42 +225,39 @@ class InitState(StrEnum):
 
 
 class Init(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of that."""
+    """The response with the init state."""
 
     state: InitState
 
 
 class Skills(msgspec.Struct, frozen=True, kw_only=True):
-    """The skills a project directory brings."""
+    """The skills of a project directory."""
 
     skills: list[dict[str, Any]]
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """The hooks a project directory brings."""
+    """The hooks of a project directory."""
 
     hook_config: dict[str, Any] | None = None
 
 
 class GitChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that differs from what it is compared with; the path is relative to what was asked.
-
-    The status is `ADDED`, `UPDATED`, `DELETED` or `MOVED`.
-    """
+    """A changed file."""
 
     status: str
     """`ADDED`, `UPDATED`, `DELETED` or `MOVED`"""
     path: str
-    """The file, relative to the path that was asked for"""
+    """Path of the file, relative to the requested path"""
 
 
 class GitDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is and as it was; both are None outside of a repository."""
+    """The present and the former text of a file; both are None outside of a repository."""
 
     modified: str | None
-    """Text of the file as it is; null if it is deleted, or there is no repository"""
+    """Present text of the file; null if it is deleted, or there is no repository"""
     original: str | None
-    """Text of the file as it was; null if it is new, or there is no repository"""
+    """Former text of the file; null if it is new, or there is no repository"""
 
 
 class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,22 +266,22 @@ class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_conversation(raw: bytes) -> ConversationInfo:
-    """Return the conversation in the body of an answer; raises AgentRefused if it is not one."""
+    """Decode the body of a response with a conversation; raises AgentRefused if it is invalid."""
     if len(raw) > MAX_CONVERSATION_BYTES:
-        raise AgentRefused("What the agent server says of a conversation is too large")
+        raise AgentRefused("The agent server's info about the conversation is too large")
     return decode(ConversationInfo, raw)
 
 
 class KeyRefused(AgentRefused):
-    """The agent server does not take the key of its sandbox: it is another one."""
+    """The agent server does not accept the sandbox's key: it belongs to another sandbox."""
 
 
 class ServerFault(AgentUnavailable):
-    """The agent server answered 500: perhaps a moment's trouble, perhaps ours to mend."""
+    """The agent server answered 500: a temporary failure or an invalid request."""
 
 
 class Output:
-    """Gathers the parts of a command's output, keeping the last of each stream."""
+    """Collects the output chunks of a command, and truncates each stream at its beginning."""
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
@@ -293,7 +290,7 @@ class Output:
         self._is_cut = False
 
     def add(self, parts: Sequence[BashOutput]) -> None:
-        """Take the next parts."""
+        """Add the next chunks."""
         for part in parts:
             self.last_order = max(self.last_order, part.order)
             if part.exit_code is not None:
@@ -304,7 +301,7 @@ class Output:
             self._kept[name] = text[-MAX_OUTPUT_CHARS:]
 
     def result(self, *, timed_out: bool) -> CommandResult:
-        """Return what there is."""
+        """Return the result with the output so far; exit code -1 if there is none."""
         return CommandResult(
             exit_code=-1 if self.exit_code is None else self.exit_code,
             timed_out=timed_out,
@@ -314,38 +311,36 @@ class Output:
 
 
 def decode[T](kind: type[T], raw: bytes) -> T:
-    """Return the decoded body of an answer; raises AgentRefused if it does not fit."""
+    """Decode the body of a response; raises AgentRefused if it is invalid."""
     if has_many_values(raw):
-        raise AgentRefused("The answer of the agent server has more values than this server reads")
-    with _fitting():
+        raise AgentRefused("The response of the agent server has too many values")
+    with _refusing_invalid():
         return decoder_of(kind).decode(raw)
 
 
 def convert_answer[T](part: Any, kind: type[T]) -> T:
-    """Return a part of a decoded answer as what it is; raises AgentRefused if it does not fit."""
-    with _fitting():
+    """Convert a part of a decoded response; raises AgentRefused if it is invalid."""
+    with _refusing_invalid():
         return msgspec.convert(part, kind)
 
 
 @contextlib.contextmanager
-def _fitting() -> Iterator[None]:
+def _refusing_invalid() -> Iterator[None]:
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise AgentRefused(
-            "The agent server answered in a form this server does not know", detail=str(exc)
-        ) from exc
+        raise AgentRefused("The agent server sent an invalid response", detail=str(exc)) from exc
 
 
 def decode_events[T](decoder: msgspec.json.Decoder[T], raw: Iterable[bytes]) -> Iterator[T]:
-    """Yield events; what has another form is none of those that are looked for."""
+    """Yield decoded events; skip those that do not decode, because they are of other kinds."""
     for one in raw:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield decoder.decode(one)
 
 
 def to_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> AgentsvcError:
-    """Return the error that an answer with this status and body means."""
+    """Return the error for an error response."""
     reason = _explain(body, hide)
     detail = f"{where}: {status}"
     if status == HTTPStatus.NOT_FOUND:
@@ -368,9 +363,9 @@ def to_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> Ag
 
 
 def to_git_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> AgentsvcError:
-    """Return the error for an answer about git, which tells clients no more than its kind.
+    """Return the error for an error response about git, without the server's text for clients.
 
-    What the server finds wrong with a path or a ref is a BadRequest.
+    An invalid path or ref is a BadRequest.
     """
     reason = _explain(body, hide)
     if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
@@ -382,7 +377,7 @@ def to_git_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -
 
 
 def _explain(body: bytes, hide: Sequence[Secret]) -> str:
-    """Return what an error body says, in at most 1,000 characters and without the secrets."""
+    """Return the message of an error body, truncated to 1,000 characters, without the secrets."""
     try:
         trouble = decode(_ErrorBody, body)
         text = trouble.exception or _describe(trouble.detail)

@@ -1,10 +1,9 @@
-"""Connections to sandboxes, and to hosts that users name: these may not be private ones.
+"""Connections to sandboxes, and to hosts that users name, which must not be private.
 
-What listens in a sandbox is at a host and port, or on a unix socket of this machine.
-
-A URL `http+unix://QUOTED-PATH/...` names a socket, which an HTTP client is told beside the URL: whatever
-others say of where they are, no host stands for a socket.
-Where a name leads is asked once for a connection, which goes to the addresses that were checked.
+A server in a sandbox listens at a host and port, or at a Unix socket of this machine. A URL
+`http+unix://QUOTED-PATH/...` names a socket, whose path is passed to the HTTP client beside the
+URL, so that no host name can stand for a socket. A name is resolved once for each connection,
+which is made to the addresses that were checked.
 """
 
 import asyncio
@@ -28,31 +27,31 @@ _SCHEME: Final = "http+unix"
 _INSIDE: Final = "127.0.0.1"
 
 type Found = Sequence[tuple[int, str]]
-"""Families and addresses of a name."""
+"""Address families and addresses of a name."""
 type Lookup = Callable[[str, int], Awaitable[Found]]
 type Confirm = Callable[[int], Awaitable[None]]
-"""Raises one of our errors unless a connection from that port of ours leads to whom it should; 0 is
-that of a socket without ports."""
+"""Raises an AgentsvcError unless the connection from a local port reaches the expected process; the
+port is 0 for a socket without ports."""
 
 _OWN_SECONDS: Final = 60.0
-"""How long it is known where the server's own names lead."""
+"""How long the addresses of the server's own names are cached."""
 
 _LOOKUPS: Final = ThreadPoolExecutor(64, thread_name_prefix="dns")
-"""Users decide how slowly a name is answered: the threads of the event loop are for other work."""
+"""A pool of its own, because users may choose names with slow DNS servers."""
 
 
 type Peer = tuple[str | None, Confirm | None]
-"""Where the connections of a request lead, as far as its URL does not say it: the path of a socket, None
-where it is the host of the URL, and what confirms them."""
+"""The target of a request's connections beside its URL: the path of a Unix socket, or None for the
+host of the URL, and the callback that confirms them."""
 PEER: Final[ContextVar[Peer]] = ContextVar("peer", default=(None, None))
 
 
 class AddressNotAllowed(OSError):
-    """A host at an address that a user may not have called; the message is for the user."""
+    """The address of a host must not be called for users; the message is for the user."""
 
 
 def split_socket(url: str) -> tuple[str, str | None]:
-    """Return a URL as an HTTP client takes it, and the path of the socket if it names one."""
+    """Return a URL for the HTTP client, and the path of its Unix socket or None."""
     parts = urlsplit(url)
     if parts.scheme != _SCHEME:
         return url, None
@@ -60,7 +59,7 @@ def split_socket(url: str) -> tuple[str, str | None]:
 
 
 class SandboxConnector(aiohttp.TCPConnector):
-    """Connects to the `PEER` of a request."""
+    """A connector to the `PEER` of the current request."""
 
     async def _create_connection(
         self,
@@ -85,7 +84,7 @@ class SandboxConnector(aiohttp.TCPConnector):
 
 
 async def confirm_peer(transport: asyncio.BaseTransport | None, confirm: Confirm | None) -> None:
-    """Have a new connection confirmed; one that is not is closed before anything is sent."""
+    """Confirm a new connection; close it before anything is sent if that raises."""
     if confirm is None or transport is None:
         return
     try:
@@ -96,19 +95,19 @@ async def confirm_peer(transport: asyncio.BaseTransport | None, confirm: Confirm
 
 
 async def look_up(host: str, port: int) -> Found:
-    """Return the addresses of a name as the system knows them."""
+    """Resolve a name with the system's resolver."""
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, ask)
     return [(int(family), str(address[0])) for family, _, _, _, address in found]
 
 
 class SafeConnector:
-    """What the server itself may call for its users: one rule for models, git hosts and webhooks.
+    """The rule for requests that the server sends for users: to models, git hosts and webhooks.
 
-    That is public addresses of other machines. `listed` are hosts that the operator allows, named
-    as `allow_hosts` names them, which may be anywhere; with `anywhere` all may be. `own` are URLs
-    of this server, at whose addresses nothing is called even where no interface here has them.
-    `refusal` is what users are told, with `{place}` for the host and its port.
+    Allowed are public addresses of other machines. `listed` are hosts that the operator allows at
+    any address, in the format of `allow_hosts`; `anywhere` allows all hosts. `own` are URLs of
+    this server, whose addresses are refused even if no local interface has them. `refusal` is the
+    error message for users, with `{place}` for host and port.
     """
 
     def __init__(
@@ -129,9 +128,9 @@ class SafeConnector:
         self._own_until = 0.0
 
     async def resolve(self, host: str, port: int) -> Found:
-        """Return the addresses to connect to; raises AddressNotAllowed unless all of them may be called.
+        """Return the addresses of a host; raises AddressNotAllowed unless all of them are allowed.
 
-        Raises OSError where the name is not known.
+        Raises OSError if the name cannot be resolved.
         """
         address = _address_of(host)
         found = [(_family(address), str(address))] if address else await self._lookup(host, port)
@@ -142,18 +141,18 @@ class SafeConnector:
         return found
 
     def check_literal(self, host: str, port: int) -> None:
-        """Raise AddressNotAllowed for a host that is an address, in any spelling, and may not be called."""
+        """Raise AddressNotAllowed for a host that is a refused address, in any notation."""
         if not self._anywhere and not isinstance(self._parse(host), str):
             self._check(host, port, (), self._own_found)
 
     def session(
         self, *, limit: int = 100, keepalive_seconds: float = 15, decompresses: bool = False
     ) -> aiohttp.ClientSession:
-        """Return what makes requests within the rule, also where a redirect leads.
+        """Return an HTTP session that applies the rule to all requests, including redirects.
 
-        It keeps no cookies, follows no proxy, and asks for answers that are not compressed; those
-        that are all the same it hands on as they are, or `decompresses`. A refusal is what
-        `refusal_in` finds in the error of a request.
+        It stores no cookies, ignores proxy variables, and requests uncompressed responses;
+        compressed ones are passed on unchanged, unless it `decompresses`. `refusal_in` finds the
+        refusal in the error of a request.
         """
         return aiohttp.ClientSession(
             connector=_Connector(
@@ -188,10 +187,10 @@ class SafeConnector:
         try:
             return parse_host(host)
         except BadHost as exc:
-            raise AddressNotAllowed(f"the host cannot be meant: {exc}") from exc
+            raise AddressNotAllowed(f"the host is not valid: {exc}") from exc
 
     async def _own_addresses(self) -> frozenset[Address]:
-        """Return where the server's own URLs lead, looked up every so often."""
+        """Return the addresses of the server's own URLs, cached for a minute."""
         now = asyncio.get_running_loop().time()
         if self._own and now >= self._own_until:
             found: set[Address] = set()
@@ -201,28 +200,28 @@ class SafeConnector:
                     texts = [str(known)] if known else [at for _, at in await self._lookup(host, 0)]
                     found.update(meant(ip_address(text.partition("%")[0])) for text in texts)
                 except (OSError, ValueError):
-                    # It is still where it was as long as nobody says where else.
+                    # Keep the former addresses while the name cannot be resolved.
                     found |= self._own_found
             self._own_found, self._own_until = frozenset(found), now + _OWN_SECONDS
         return self._own_found
 
 
 def refusal_in(exc: BaseException) -> AddressNotAllowed | None:
-    """Return the refusal that an error of a request stands for, if it does."""
+    """Return the AddressNotAllowed that caused an error of a request, or None."""
     inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
     return inner if isinstance(inner, AddressNotAllowed) else None
 
 
 class _Resolver(AbstractResolver):
-    """Resolves a name once for a connection, which then goes to one of the addresses checked."""
+    """A resolver that returns only allowed addresses, to which the connection is then made."""
 
-    def __init__(self, reach: SafeConnector) -> None:
-        self._reach = reach
+    def __init__(self, rule: SafeConnector) -> None:
+        self._rule = rule
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of a name."""
+        """Return the allowed addresses of a name."""
         del family
         return [
             ResolveResult(
@@ -233,19 +232,19 @@ class _Resolver(AbstractResolver):
                 proto=socket.IPPROTO_TCP,
                 flags=socket.AI_NUMERICHOST,
             )
-            for kind, address in await self._reach.resolve(host, port)
+            for kind, address in await self._rule.resolve(host, port)
         ]
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: there is nothing to close."""
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connects within the rule; a host that is an address is asked of no resolver."""
+    """A connector that checks hosts which are addresses, because aiohttp does not resolve them."""
 
-    def __init__(self, reach: SafeConnector, **options: Any) -> None:
+    def __init__(self, rule: SafeConnector, **options: Any) -> None:
         super().__init__(**options)
-        self._reach = reach
+        self._rule = rule
 
     async def _create_connection(
         self,
@@ -256,7 +255,7 @@ class _Connector(aiohttp.TCPConnector):
         host = req.url.raw_host or ""
         if _address_of(host):
             try:
-                await self._reach.resolve(host, req.url.port or 0)
+                await self._rule.resolve(host, req.url.port or 0)
             except AddressNotAllowed as exc:
                 raise aiohttp.ClientConnectorError(req.connection_key, exc) from exc
         return await super()._create_connection(req, traces, timeout)

@@ -1,4 +1,4 @@
-"""Agent server calls for the workspace: files, commands, git, skills."""
+"""Requests to agent servers about the workspace: files, commands, git, skills."""
 
 import asyncio
 import base64
@@ -34,13 +34,13 @@ _GIT_SECONDS: Final = 20.0
 _FIRST_POLL_SECONDS: Final = 0.01
 _LAST_POLL_SECONDS: Final = 0.5
 _READ_ON_SECONDS: Final = 5.0
-"""How long what a command has written is still read after its time limit."""
+"""How long the output of a command is still read after its time limit."""
 _GZIP: Final = 31
 _LISTING_BYTES: Final = 16 * MAX_OUTPUT_CHARS
 
 
 class WorkspaceCalls(AgentCalls):
-    """The calls about files, commands, git and what a project brings along."""
+    """Requests about files, commands, git, skills and hooks."""
 
     # Files and commands
 
@@ -51,9 +51,9 @@ class WorkspaceCalls(AgentCalls):
         *,
         time_limit: float | None = None,
     ) -> None:
-        """Write a file at an absolute path; missing parent directories are made.
+        """Write a file at an absolute path; missing parent directories are created.
 
-        What comes in parts is sent in parts; if they break off, no file is written.
+        An async iterable is streamed; if it raises, no file is written.
         """
         form = aiohttp.FormData()
         form.add_field("file", data, filename="file", content_type="application/octet-stream")
@@ -75,7 +75,7 @@ class WorkspaceCalls(AgentCalls):
     async def receive(
         self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
     ) -> None:
-        """Hand over the bytes of a file at an absolute path in parts; raises NotFound."""
+        """Stream a file at an absolute path to `write`, in chunks; raises NotFound."""
         where = "/api/file/download?" + urlencode({"path": path})
         await self._call("GET", where, time_limit=time_limit, write=write)
 
@@ -84,8 +84,8 @@ class WorkspaceCalls(AgentCalls):
     ) -> CommandResult:
         """Run a shell command in the sandbox and wait for its end.
 
-        At the time limit the command and its process group are stopped and the result says
-        `timed_out`. A command that fails is a result, not an error.
+        At the time limit the command and its process group are stopped, and the result has
+        `timed_out` set. A failed command is a result, not an error.
         """
         order: dict[str, Any] = {"command": command, "timeout": max(1, math.ceil(time_limit))}
         if cwd is not None:
@@ -98,10 +98,10 @@ class WorkspaceCalls(AgentCalls):
         return await self._follow_command(started.id, end)
 
     async def read_listing(self, command: str, *, time_limit: float) -> str:
-        """Return what a shell command in the sandbox writes, names of files above all.
+        """Return the output of a shell command in the sandbox, such as a list of file names.
 
-        It comes packed: agent servers read output in pieces, which may end within a character. Where
-        there is no gzip, no time, or too much even so, it comes as it is.
+        It is transferred compressed, because agent servers read output in chunks, which may end
+        within a character. Without gzip, or after a failure or truncation, it is read as it is.
         """
         packed = await self.run_command(f"({command}) | gzip | base64", time_limit=time_limit)
         unpacked = zlib.decompressobj(_GZIP)
@@ -143,21 +143,21 @@ class WorkspaceCalls(AgentCalls):
             query["page_id"] = page.next_page_id
 
     async def _stop_command(self, command_id: str) -> None:
-        # It may have ended by itself in this moment.
+        # It may have ended by itself meanwhile.
         with contextlib.suppress(NotFound):
             await self._call("POST", f"/api/bash/bash_commands/{quote(command_id)}/stop")
 
     # Git
 
     async def git_changes(self, path: str, *, ref: str | None = None) -> list[GitChange]:
-        """Return which files below a directory differ from a ref, or else from the remote branch.
+        """Return the files below a directory that differ from a ref, by default the remote branch.
 
-        Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
+        Empty without a repository. Raises BadRequest for an unknown ref.
         """
         try:
-            found = decode(list[GitChange], await self._ask_git("changes", path, ref))
+            found = decode(list[GitChange], await self._query_git("changes", path, ref))
         except BadRequest:
-            # A changed file whose name has a space is refused like a ref that is not there.
+            # Agent servers refuse changed files with a space in the name like an unknown ref.
             listed = await self._list_changes(path, ref)
             if not listed:
                 raise
@@ -166,7 +166,7 @@ class WorkspaceCalls(AgentCalls):
         return (await self._list_changes(path, ref) if is_quoted else None) or found
 
     async def _list_changes(self, path: str, ref: str | None) -> list[GitChange] | None:
-        """Return what git itself lists, None if that cannot be had: the first answer counts then."""
+        """Return the changes that git itself lists, or None if the command fails."""
         try:
             command = changes_command(path, ref)
             result = await self.run_command(command, time_limit=_GIT_SECONDS)
@@ -176,24 +176,24 @@ class WorkspaceCalls(AgentCalls):
         return read_changes(result.stdout) if is_whole else None
 
     async def git_diff(self, path: str, *, ref: str | None = None) -> GitDiff:
-        """Return a file, by its absolute path, as it is and as it is in a ref.
+        """Return the text of a file, by its absolute path, now and in a ref.
 
-        Raises BadRequest for one that is in neither, for one of more than 1 MiB and for an
-        unknown ref.
+        Raises BadRequest for a file that is in neither or larger than 1 MiB, and for an unknown
+        ref.
         """
-        return decode(GitDiff, await self._ask_git("diff", path, ref))
+        return decode(GitDiff, await self._query_git("diff", path, ref))
 
-    async def _ask_git(self, what: str, path: str, ref: str | None) -> bytes:
+    async def _query_git(self, what: str, path: str, ref: str | None) -> bytes:
         query = {"path": path} if ref is None else {"path": path, "ref": ref}
         where = f"/api/git/{what}?" + urlencode(query)
         return await self._call("GET", where, explain=to_git_error)
 
-    # What a project brings along
+    # Skills and hooks
 
     async def load_skills(
         self, project_dir: str, *, load_public: bool = False, load_project: bool = True
     ) -> list[dict[str, Any]]:
-        """Return the skills the agent server finds for a project directory.
+        """Return the skills that the agent server finds for a project directory.
 
         Only `load_public` makes the sandbox use the network.
         """

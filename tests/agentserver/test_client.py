@@ -135,7 +135,7 @@ async def test_pages_without_end_are_refused(
 
     monkeypatch.setattr(agent_client, "_PAGES_MAX", 6)
     server = await serve(answer)
-    with pytest.raises(AgentRefused, match="do not come to an end"):
+    with pytest.raises(AgentRefused, match="do not end"):
         async with asyncio.timeout(5):
             assert [page async for page in server.event_pages("c", time_limit=5)]
     assert len(seen) == asked
@@ -185,7 +185,7 @@ async def test_an_unknown_answer_is_refused(serve: Serve, body: bytes) -> None:
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(body=body)
 
-    with pytest.raises(AgentRefused, match="form"):
+    with pytest.raises(AgentRefused, match="invalid response"):
         await (await serve(answer)).home()
 
 

@@ -64,7 +64,7 @@ def test_a_validation_error_names_the_places_but_not_the_input() -> None:
 
 def test_an_answer_of_very_many_values_is_not_decoded() -> None:
     many = b"[" + b"[]," * 1_000_000 + b"[]]"
-    with pytest.raises(AgentRefused, match="more values than this server reads"):
+    with pytest.raises(AgentRefused, match="too many values"):
         decode(AgentPage, b'{"items":' + many + b"}")
     assert "[[],[]" in error(400, b'{"detail":' + many + b"}").message
 
