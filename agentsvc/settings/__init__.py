@@ -1,6 +1,6 @@
 """Per-user settings, model profiles and secrets.
 
-Begin with `fields`, the table of settings, and `store`. The configuration of the server is in `config`.
+Read `fields`, the table of settings, and `store` first. The server's configuration is in `config`.
 Imports `storage`, `domain`, `plugin` and `base`.
 """
 

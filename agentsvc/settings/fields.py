@@ -1,7 +1,7 @@
-"""The table of settings: each field, as it is kept, as clients send it, and as they read it.
+"""The table of settings: each field as it is stored, as clients send it, and as they read it.
 
-What both API generations send and read stands in one struct each, which their bodies extend. A new
-setting is a line in each struct here; what `Settings` says of it is told of it in all of them.
+The fields that both API generations send and read are in one struct each, which their bodies
+extend. A new setting is a line in each struct here; its docstring in `Settings` is used in all.
 """
 
 import re
@@ -27,23 +27,23 @@ from agentsvc.plugin import IdleRules
 from agentsvc.settings.user_secrets import SecretsPatch
 
 SECRET_FIELDS: Final = frozenset({"llm_api_key", "search_api_key", "sandbox_api_key"})
-"""Fields that are never shown."""
+"""Fields that are never returned to clients."""
 
 KEPT_ON_NULL: Final = SECRET_FIELDS | {"llm_model", "llm_base_url"}
-"""Fields that null leaves alone: clients send back what they read, and that has no secrets."""
+"""Fields that null does not change: clients send back what they read, which has no secrets."""
 
 AGENTS: Final = ("CodeActAgent",)
-"""The agents there are."""
+"""The names of the available agents."""
 
 SECURITY_ANALYZERS: Final = ("llm", "none")
-"""Who can rate the risk of an action; `none` is nobody."""
+"""The analyzers that can rate the risk of an action; `none` disables it."""
 
 MAX_TEXT: Final = 4096
 _BASE_URL: Final = re.compile(HTTP_URL)
 
 
 def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
-    """Raise InvalidRequest unless a language model can be at a URL; none is fine."""
+    """Raise InvalidRequest for a URL that cannot be a model's; None and an empty text are valid."""
     if url and not _BASE_URL.fullmatch(url):
         raise InvalidRequest(
             "Input should be a URL of http or https, such as `http://localhost:11434/v1`",
@@ -53,7 +53,7 @@ def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[..., None]:
-    """Return what raises InvalidRequest for a name that is none of these; none is fine."""
+    """Return a check for one of these names; it accepts None and an empty text."""
 
     def check(name: str | None, *, loc: Sequence[str | int]) -> None:
         if name and name not in choices:
@@ -68,9 +68,9 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "security_analyzer": _one_of(SECURITY_ANALYZERS),
     "llm_base_url": check_base_url,
 }
-"""By field, what raises InvalidRequest for a value that fits, and that nothing could be done with."""
+"""By field, the check that raises InvalidRequest for a value of the right type without use."""
 
-# As clients send it
+# As clients send them
 
 type FlatText = Annotated[str, Meta(max_length=MAX_TEXT), stated(pattern=NO_CONTROL)]
 type FlatSecret = Annotated[SentSecret, Meta(max_length=MAX_TEXT), stated(pattern=NO_CONTROL)]
@@ -93,112 +93,110 @@ type Skills = Annotated[tuple[FlatText, ...], Meta(max_length=1000)]
 
 
 class GroupingStrategy(StrEnum):
-    """Which running sandbox a new conversation joins, if any."""
+    """Choice of the running sandbox that a new conversation joins."""
 
     NO_GROUPING = "NO_GROUPING"
-    """None: every conversation gets a sandbox of its own"""
+    """Every conversation gets a new sandbox"""
     GROUP_BY_NEWEST = "GROUP_BY_NEWEST"
-    """The one made last"""
+    """The newest sandbox"""
     LEAST_RECENTLY_USED = "LEAST_RECENTLY_USED"
-    """The one not used for longest"""
+    """The least recently used sandbox"""
     FEWEST_CONVERSATIONS = "FEWEST_CONVERSATIONS"
-    """The one with the fewest conversations"""
+    """The sandbox with the fewest conversations"""
     ADD_TO_ANY = "ADD_TO_ANY"
-    """The one made first"""
+    """The oldest sandbox"""
 
 
 class FlatSettings(Struct, frozen=True, kw_only=True):
-    """The settings that are shown as they are kept, with their defaults; None means not set."""
+    """The settings that are shown as they are stored, with their defaults; None means not set."""
 
     language: str | None = None
-    """Language of the front end, as in `en`; the server does nothing with it. Null: not set"""
+    """Language of the front end, such as `en`; ignored by the server. Null: not set"""
     agent: str | None = None
-    """Name of the agent; `CodeActAgent` is the only one there is, also for null"""
+    """Name of the agent; `CodeActAgent` is the only one, and the default for null"""
     max_iterations: int | None = None
-    """Steps of the agent after which a run ends; null: not set, which is 500"""
+    """Steps of the agent after which a run ends; null: the default, 500"""
     security_analyzer: str | None = None
-    """What rates the risk of an action: `llm` the model, anything else, or null, nothing"""
+    """Analyzer of the risk of actions: `llm` for the model, any other value or null for none"""
     confirmation_mode: bool | None = None
-    """Whether the agent asks before it acts: where the analyzer `llm` sees a risk, and always
-    without it; null: not set, it does not"""
+    """Whether actions of the agent need confirmation: risky ones with the analyzer `llm`, all
+    without it; null: the default, false"""
     llm_model: str | None = None
-    """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; without one no
-    conversation starts. An empty text clears it, null changes nothing"""
+    """Provider and name of the model, such as `anthropic/claude-sonnet-4-5`; required to start
+    conversations. An empty text clears it, null changes nothing"""
     llm_base_url: str | None = None
-    """URL of the model's API, for one that is not at its provider's usual place. An empty text
-    clears it, null changes nothing"""
+    """URL of the model's API, if not the default of its provider. An empty text clears it, null
+    changes nothing"""
     remote_runtime_resource_factor: int | None = None
-    """How many times the limits of its spec a new sandbox gets, as far as the server allows; null:
-    not set, which is once"""
+    """Factor by which the limits of the spec are multiplied for new sandboxes, as far as the server
+    allows; null: the default, 1"""
     enable_default_condenser: bool = True
-    """Whether a long history is shortened; null: not set, which is true"""
+    """Whether a long history is condensed; null: the default, true"""
     condenser_max_size: int | None = None
-    """Number of events from which the history is shortened; null: not set, which is 240"""
+    """Number of events from which the history is condensed; null: the default, 240"""
     enable_sound_notifications: bool = False
-    """Whether the front end plays sounds; the server does nothing with it. Null: not set, which is
-    false"""
+    """Whether the front end plays sounds; ignored by the server. Null: the default, false"""
     enable_proactive_conversation_starters: bool = True
-    """Whether the front end suggests tasks; the server does nothing with it. Null: not set, which
-    is true"""
+    """Whether the front end suggests tasks; ignored by the server. Null: the default, true"""
     enable_solvability_analysis: bool = True
-    """Kept for front ends; the server does nothing with it. Null: not set, which is true"""
+    """Stored for front ends, ignored by the server. Null: the default, true"""
     user_consents_to_analytics: bool | None = None
-    """Kept for front ends; the server measures nothing about users. Null: not asked yet"""
+    """Stored for front ends; the server collects no analytics. Null: not asked yet"""
     sandbox_base_container_image: str | None = None
-    """Kept for front ends; the spec says what a sandbox is made of. Null: not set"""
+    """Stored for front ends; the image of a sandbox is that of its spec. Null: not set"""
     sandbox_runtime_container_image: str | None = None
-    """Kept for front ends; the spec says what a sandbox is made of. Null: not set"""
+    """Stored for front ends; the image of a sandbox is that of its spec. Null: not set"""
     max_budget_per_task: float | None = None
-    """Kept for front ends, in US dollars; the server's quotas limit what is spent. Null: not set"""
+    """Budget of a new conversation: US dollars at which its run is interrupted; null: no limit"""
     email: str | None = None
-    """E-mail address of the user; kept and shown only. Null: not set"""
+    """E-mail address of the user; only stored. Null: not set"""
     email_verified: bool | None = None
-    """Kept for front ends; the server does nothing with it. Null: not known"""
+    """Stored for front ends, ignored by the server. Null: unknown"""
     git_user_name: str | None = None
-    """Author of the agent's commits; null: not set, and what the sandbox's git says"""
+    """Author of the agent's commits; null: the default of git in the sandbox"""
     git_user_email: str | None = None
-    """E-mail address of the agent's commits; null: not set, and what the sandbox's git says"""
+    """E-mail address of the agent's commits; null: the default of git in the sandbox"""
 
 
 class Settings(FlatSettings, frozen=True, kw_only=True):
-    """What a user set, with defaults for the rest; None means not set."""
+    """The settings of a user, with defaults; None means not set."""
 
     llm_api_key: Secret | None = None
-    """Key of the model; shown as null. An empty text clears it, null and `**********` change
+    """API key of the model; shown as null. An empty text clears it, null and `**********` change
     nothing"""
     mcp_config: McpConfig | None = None
     search_api_key: Secret | None = None
-    """Key of Tavily, with which agents search the web; shown as null. An empty text clears it, null
+    """API key of Tavily, for web searches of agents; shown as null. An empty text clears it, null
     and `**********` change nothing"""
     sandbox_api_key: Secret | None = None
-    """Key of the user at the service that runs sandboxes, for backends that need one; shown as
+    """API key of the user at the service that runs sandboxes, for backends that need one; shown as
     null. An empty text clears it, null and `**********` change nothing"""
     git_full_clone: bool = False
-    """Whether repositories are cloned with their whole history, else the last commit only; null:
-    not set, which is false"""
+    """Whether repositories are cloned with their full history, not only the last commit; null: the
+    default, false"""
     disabled_skills: tuple[str, ...] | None = None
-    """Names of skills that agents do not get; null: not set, which is none"""
+    """Names of skills that are disabled for agents; null: none"""
     v1_enabled: bool | None = None
-    """Kept for front ends; the server does nothing with it. Null: not set, which is true"""
+    """Stored for front ends, ignored by the server. Null: the default, true"""
     user_version: int | None = None
-    """Number a front end keeps here; the server does nothing with it. Null: not set"""
+    """A number of the front end, ignored by the server. Null: not set"""
     sandbox_grouping_strategy: GroupingStrategy = GroupingStrategy.NO_GROUPING
-    """Which running sandbox a new conversation joins; null: not set, which is `NO_GROUPING`"""
+    """Choice of the running sandbox that a new conversation joins; null: `NO_GROUPING`"""
     default_sandbox_spec_id: str | None = None
-    """Spec of new sandboxes; null, or unknown: the first one"""
+    """Spec of new sandboxes; null or unknown: the first spec"""
     title_llm_profile: str | None = None
-    """Saved model that makes the titles of conversations; null: the model of the conversation"""
+    """Model profile that writes the titles of conversations; null: the conversation's model"""
     llm_options: LlmOptions = LlmOptions()
     agent_options: AgentOptions = AgentOptions()
     llm_profiles: dict[str, Llm] = {}
     sandbox_idle: IdleRules = IdleRules()
-    """What becomes of the user's sandboxes that are not used; wins over specs and the server."""
+    """Idle rules of the user's sandboxes; they override those of specs and the server."""
     activated_profile: str | None = None
-    """The profile activated last; `profiles.active_profile` says whether it still is."""
+    """The profile activated last; `profiles.active_profile` checks whether it is still in use."""
 
 
 class SentFields(Struct, frozen=True, kw_only=True):
-    """A change to the settings of both generations, as clients send it, without keys."""
+    """A change of the settings, as clients of both generations send it, without API keys."""
 
     language: FlatText | UnsetType | None = UNSET
     agent: AgentName | UnsetType | None = UNSET
@@ -225,7 +223,7 @@ class SentFields(Struct, frozen=True, kw_only=True):
 
 
 class SentSettings(SentFields, frozen=True, kw_only=True):
-    """What clients of both generations send, with keys."""
+    """A change of the settings, as clients of both generations send it, with API keys."""
 
     llm_api_key: FlatSecret | UnsetType | None = UNSET
     search_api_key: FlatSecret | UnsetType | None = UNSET
@@ -233,9 +231,9 @@ class SentSettings(SentFields, frozen=True, kw_only=True):
 
 
 class SettingsPatch(SentFields, frozen=True, kw_only=True):
-    """A change to settings: UNSET leaves a field alone, None puts it back to its default.
+    """A change of settings: UNSET keeps a field, None resets it to its default.
 
-    None also leaves the fields of KEPT_ON_NULL alone. An empty text clears any field that is a text.
+    None does not change the fields in KEPT_ON_NULL. An empty text clears any text field.
     """
 
     llm_api_key: Secret | UnsetType | None = UNSET
@@ -252,7 +250,7 @@ class SettingsPatch(SentFields, frozen=True, kw_only=True):
 
 
 def patch_of(body: SentSettings) -> SettingsPatch:
-    """Return the change a body asks for, without its tool servers and secrets, which are read apart."""
+    """Convert a body to a patch, without tool servers and secrets, which are parsed separately."""
     sent = {name: getattr(body, name) for name in SECRET_FIELDS}
     keys = {name: Secret(key) if isinstance(key, str) else key for name, key in sent.items()}
     return copy_to(SettingsPatch, body, **keys, mcp_config=UNSET, secrets_store=UNSET)
@@ -262,13 +260,13 @@ class ShownFields(FlatSettings, frozen=True, kw_only=True):
     """Settings as clients of both generations read them; null means not set."""
 
     mcp_config: dict[str, Any] | None
-    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
+    """Tool servers in the format of `McpConfig`, with masked secrets; null: none"""
     v1_enabled: bool
     secrets_store: dict[str, Any]
-    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
+    """Always `{"provider_tokens": {}}`, because other operations list secrets"""
 
 
 FLAT_FIELDS: Final = tuple(
     name for name in Settings.__struct_fields__ if name in SettingsPatch.__struct_fields__
 )
-"""The fields a patch can change; the others change through `SettingsStore.change`."""
+"""The fields that a patch can change; `SettingsStore.change` changes the others."""

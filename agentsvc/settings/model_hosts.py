@@ -1,4 +1,4 @@
-"""Hosts that are not public and at which models may be: the configured ones, and those that administrators add."""
+"""Private hosts where models may be: configured ones, and those that administrators add."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from agentsvc.storage import Database, Transaction
 
 
 class ModelHosts:
-    """The hosts in force, as `sandboxes.model_hosts` names them; whoever iterates sees each change."""
+    """The allowed hosts, in the format of `sandboxes.model_hosts`; iteration reflects changes."""
 
     def __init__(self, db: Database, configured: Sequence[str]) -> None:
         self._db = db
@@ -18,12 +18,12 @@ class ModelHosts:
         return iter((*self.configured, *self.added))
 
     async def load(self) -> None:
-        """Read what was added; called once at the start."""
+        """Read the added hosts; called at the start and after each change."""
         rows = await self._db.all("SELECT host FROM model_hosts ORDER BY host")
         self.added = tuple(row["host"] for row in rows)
 
     async def add(self, host: str) -> None:
-        """Allow a host, whose name is checked already."""
+        """Allow a host with a validated name; idempotent."""
 
         async def body(tx: Transaction) -> None:
             row = {"host": host, "added_at": to_stored(now())}
@@ -33,7 +33,7 @@ class ModelHosts:
         await self.load()
 
     async def remove(self, host: str) -> None:
-        """Allow a host that was added no longer; raises NotFound."""
+        """Remove an added host; raises NotFound."""
         if host not in self.added:
             raise NotFound("No administrator has added this host")
 

@@ -1,6 +1,6 @@
-"""Language models saved under names, so that a user can switch between them. Pure.
+"""Model profiles: named language models between which a user can switch. Pure.
 
-Each function returns settings in which the profiles are changed; the store keeps them.
+Functions that change profiles return new settings, which `SettingsStore` saves.
 """
 
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 def check_profile_name(name: str, *, loc: Sequence[str | int] = ("path", "name")) -> str:
-    """Return the name; raises InvalidRequest unless a profile can be called so."""
+    """Return the name of a profile; raises InvalidRequest if it is not valid."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             "A profile name has 1 to 64 letters, digits, `.`, `_` and `-`",
@@ -40,7 +40,7 @@ def get_profile(settings: Settings | None, name: str) -> Llm:
 
 
 def active_profile(settings: Settings) -> str | None:
-    """Return the profile in use: the one activated last, while the settings still agree with it."""
+    """Return the profile activated last, if the settings still match it, or None."""
     name = settings.activated_profile
     saved = settings.llm_profiles.get(name) if name else None
     if saved is None:
@@ -53,7 +53,7 @@ def active_profile(settings: Settings) -> str | None:
 
 
 def save_profile(settings: Settings, name: str, llm: Llm) -> Settings:
-    """Save a profile, over one of the same name; raises Conflict if there are too many."""
+    """Save a profile; overwrite one of the same name. Raises Conflict if there are too many."""
     if name not in settings.llm_profiles and len(settings.llm_profiles) >= PROFILES_MAX:
         raise Conflict(
             f"Profile limit reached ({PROFILES_MAX}). Delete a profile before saving a new one."
@@ -62,20 +62,20 @@ def save_profile(settings: Settings, name: str, llm: Llm) -> Settings:
 
 
 def without_secrets(llm: Llm) -> Llm:
-    """Return the model without its key and everything else that is secret."""
+    """Return the model without its API key and secret options."""
     return msgspec.structs.replace(without_secret_options(llm), api_key=None)
 
 
 def delete_profile(settings: Settings, name: str) -> Settings:
-    """Delete a profile; the settings keep the model it was made of. Nothing there is fine."""
-    rest = {key: llm for key, llm in settings.llm_profiles.items() if key != name}
-    return msgspec.structs.replace(settings, llm_profiles=rest)
+    """Delete a profile, without a change of the model in the settings. Idempotent."""
+    profiles = {key: llm for key, llm in settings.llm_profiles.items() if key != name}
+    return msgspec.structs.replace(settings, llm_profiles=profiles)
 
 
 def rename_profile(settings: Settings, name: str, new_name: str) -> Settings:
-    """Rename a profile, which keeps its place and its uses.
+    """Rename a profile, and keep its position and references to it.
 
-    Raises NotFound, and Conflict if the name is taken.
+    Raises NotFound, and Conflict if the new name exists.
     """
     get_profile(settings, name)
     if new_name != name and new_name in settings.llm_profiles:
@@ -93,7 +93,7 @@ def rename_profile(settings: Settings, name: str, new_name: str) -> Settings:
 def activate_profile(settings: Settings, name: str) -> Settings:
     """Make a profile the model of the settings; raises NotFound.
 
-    One without a key leaves the key of the settings in place.
+    If the profile has no API key, the key of the settings is kept.
     """
     llm = get_profile(settings, name)
     return msgspec.structs.replace(

@@ -1,6 +1,6 @@
-"""Keeps the secrets of users: tokens of git providers, and custom secrets of any kind.
+"""Storage of the secrets of users: tokens of git providers, and custom secrets.
 
-Values leave only as `Secret`, and lie in the database sealed.
+Values are returned only as `Secret`, and are encrypted in the database.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class SecretStore:
         self._vault = vault
 
     async def provider_tokens(self, user_id: str) -> dict[str, ProviderToken]:
-        """Return the tokens of a user by provider."""
+        """Return the provider tokens of a user, by provider."""
         rows = await _find_all(self._db, user_id, _Kind.PROVIDER)
         return {row["name"]: _to_token(row, self._vault) for row in rows}
 
@@ -45,7 +45,7 @@ class SecretStore:
         return _to_token(row, self._vault) if row else None
 
     async def provider_hosts(self, user_id: str) -> dict[str, str | None]:
-        """Return the providers a user has tokens for, with their hosts; opens no secret."""
+        """Return the hosts of a user's providers, by provider; decrypts nothing."""
         key = (SecretStore.provider_hosts, user_id)
         rows = await self._db.keep(
             key, lambda: _find_all(self._db, user_id, _Kind.PROVIDER), weigh=len
@@ -58,7 +58,7 @@ class SecretStore:
         return {row["name"]: _to_custom(row, self._vault) for row in rows}
 
     async def custom_secret_names(self, user_id: str) -> dict[str, str | None]:
-        """Return the names of the custom secrets with their descriptions; opens no secret."""
+        """Return the descriptions of a user's custom secrets, by name; decrypts nothing."""
         sql = (
             "SELECT name, description FROM secrets"
             " WHERE user_id = :user_id AND kind = :kind ORDER BY name"
@@ -67,15 +67,15 @@ class SecretStore:
         return {row["name"]: row["description"] for row in rows}
 
     async def patch(self, user_id: str, patch: SecretsPatch) -> None:
-        """Change the secrets a patch mentions, all or none."""
+        """Apply a patch in one transaction; raises as `apply_secrets`."""
         await self._db.write(lambda tx: apply_secrets(tx, self._vault, user_id, patch))
 
     async def set_custom_secret(
         self, user_id: str, name: str, value: Secret, description: str | None = None
     ) -> None:
-        """Store a custom secret, over one of the same name if there is one.
+        """Store a custom secret; overwrite one of the same name.
 
-        Raises InvalidRequest for a name or a value that no sandbox can take.
+        Raises InvalidRequest for a name or value that cannot be an environment variable.
         """
         _check_secret(name, value)
         patch = CustomSecretPatch(value=value, description=description)
@@ -84,7 +84,7 @@ class SecretStore:
     async def add_custom_secret(
         self, user_id: str, name: str, value: Secret, description: str | None = None
     ) -> None:
-        """Store a new custom secret; raises Conflict if there is one of that name.
+        """Store a new custom secret; raises Conflict if the name exists.
 
         Raises InvalidRequest as `set_custom_secret`.
         """
@@ -103,10 +103,10 @@ class SecretStore:
     async def rename_custom_secret(
         self, user_id: str, name: str, new_name: str, description: str | None
     ) -> None:
-        """Give a custom secret a name, perhaps the same, and a description; its value stays.
+        """Set the name, perhaps the same, and the description of a custom secret; keep its value.
 
-        Raises NotFound if there is none, Conflict if another one has the name, InvalidRequest
-        for a name that no sandbox can take.
+        Raises NotFound, Conflict if another secret has the new name, and InvalidRequest for a
+        name that cannot be an environment variable.
         """
         check_secret_name(new_name)
 
@@ -125,7 +125,7 @@ class SecretStore:
     async def set_provider_tokens(
         self, user_id: str, tokens: Mapping[Provider, ProviderTokenPatch]
     ) -> None:
-        """Make these the tokens of a user: providers not mentioned are forgotten."""
+        """Replace the provider tokens of a user; tokens of other providers are deleted."""
 
         async def body(tx: Transaction) -> None:
             for row in await _find_all(tx, user_id, _Kind.PROVIDER):
@@ -137,20 +137,20 @@ class SecretStore:
         await self._db.write(body)
 
     async def delete_custom_secret(self, user_id: str, name: str) -> bool:
-        """Forget a custom secret and return whether there was one."""
+        """Delete a custom secret; return whether it existed."""
         deleted = await self._db.write(lambda tx: _delete(tx, user_id, _Kind.CUSTOM, name))
         return deleted > 0
 
     async def delete_provider_tokens(self, user_id: str) -> None:
-        """Forget every provider token of a user."""
+        """Delete all provider tokens of a user."""
         await self.set_provider_tokens(user_id, {})
 
 
 async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: SecretsPatch) -> None:
-    """Change the secrets a patch mentions, inside the caller's transaction.
+    """Apply a patch of secrets in the caller's transaction.
 
-    An entry without a value, for which nothing is stored, changes nothing. Raises InvalidRequest for
-    stars that stand for nothing, and for more secrets than a user may have.
+    An entry without a value keeps the stored value; it is ignored if there is none. Raises
+    InvalidRequest for a mask without a stored secret, and for more secrets than a user may have.
     """
     for provider, token_patch in patch.provider_tokens.items():
         row = await _find(tx, user_id, _Kind.PROVIDER, provider)
@@ -158,7 +158,7 @@ async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: Secr
         if token is not None:
             await _put_token(tx, vault, user_id, provider, token)
         elif token_patch.token:
-            raise _stands_for_nothing(provider)
+            raise _mask_without_secret(provider)
     for name, secret_patch in patch.custom_secrets.items():
         row = await _find(tx, user_id, _Kind.CUSTOM, name)
         secret = merge_secret(_to_custom(row, vault) if row else None, secret_patch)
@@ -167,10 +167,10 @@ async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: Secr
                 await _require_room(tx, user_id)
             await _put_secret(tx, vault, user_id, name, secret)
         elif secret_patch.value:
-            raise _stands_for_nothing(name)
+            raise _mask_without_secret(name)
 
 
-def _stands_for_nothing(name: str) -> InvalidRequest:
+def _mask_without_secret(name: str) -> InvalidRequest:
     text = f"`{MASK}` stands for a stored secret, and none is stored: `{name}`"
     return InvalidRequest(text, loc=("body",))
 
@@ -194,7 +194,7 @@ async def _require_free(tx: Transaction, user_id: str, name: str) -> None:
         raise Conflict(f"Secret {name} already exists")
 
 
-# As it is stored
+# Rows
 
 
 class _Kind(StrEnum):
@@ -203,7 +203,7 @@ class _Kind(StrEnum):
 
 
 class _Sealed(Struct, frozen=True, kw_only=True):
-    """What is sealed of a secret."""
+    """The encrypted part of a secret."""
 
     value: str
     account: str | None = None
@@ -214,7 +214,7 @@ _SEALED = msgspec.json.Decoder(_Sealed)
 
 
 _SECRETS: Final = "SELECT user_id, kind, name, sealed, description, host FROM secrets"
-_OVER: Final = """
+_ON_CONFLICT: Final = """
     ON CONFLICT (user_id, kind, name) DO UPDATE
     SET sealed = excluded.sealed,
         description = excluded.description,
@@ -224,7 +224,7 @@ _OVER: Final = """
 
 
 async def _find_all(reader: Queryable, user_id: str, kind: str) -> list[Row]:
-    """Return every secret of a kind, by name."""
+    """Return all rows of a kind, sorted by name."""
     sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind ORDER BY name"
     return await reader.all(sql, {"user_id": user_id, "kind": kind})
 
@@ -244,14 +244,14 @@ async def _put_token(
 ) -> None:
     sealed = _Sealed(value=token.token.reveal(), account=token.user_id)
     row = _to_row(vault, user_id, _Kind.PROVIDER, provider, sealed)
-    await tx.insert("secrets", {**row, "host": token.host}, _OVER)
+    await tx.insert("secrets", {**row, "host": token.host}, _ON_CONFLICT)
 
 
 async def _put_secret(
     tx: Transaction, vault: Vault, user_id: str, name: str, secret: CustomSecret
 ) -> None:
     row = _to_row(vault, user_id, _Kind.CUSTOM, name, _Sealed(value=secret.value.reveal()))
-    await tx.insert("secrets", {**row, "description": secret.description}, _OVER)
+    await tx.insert("secrets", {**row, "description": secret.description}, _ON_CONFLICT)
 
 
 def _to_row(vault: Vault, user_id: str, kind: _Kind, name: str, sealed: _Sealed) -> dict[str, Any]:
@@ -266,18 +266,18 @@ def _to_row(vault: Vault, user_id: str, kind: _Kind, name: str, sealed: _Sealed)
     }
 
 
-def _unsealed(row: Row, vault: Vault) -> _Sealed:
+def _unseal(row: Row, vault: Vault) -> _Sealed:
     context = _context(row["user_id"], row["kind"], row["name"])
     return _SEALED.decode(vault.unseal(row["sealed"], context))
 
 
 def _to_token(row: Row, vault: Vault) -> ProviderToken:
-    sealed = _unsealed(row, vault)
+    sealed = _unseal(row, vault)
     return ProviderToken(token=Secret(sealed.value), host=row["host"], user_id=sealed.account)
 
 
 def _to_custom(row: Row, vault: Vault) -> CustomSecret:
-    return CustomSecret(value=Secret(_unsealed(row, vault).value), description=row["description"])
+    return CustomSecret(value=Secret(_unseal(row, vault).value), description=row["description"])
 
 
 def _context(user_id: str, kind: str, name: str) -> str:

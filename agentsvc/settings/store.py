@@ -1,7 +1,7 @@
-"""The settings of a user: how a change applies to them, how they are shown, where they are kept.
+"""The settings of users: merging of changes, conversion for clients, and storage.
 
-A change never loses what it does not mention. One record serves both API generations: it is flat
-under the names of the first one, and holds beside them what only the second one can say.
+A change keeps all fields that it does not mention. One record serves both API generations: it has
+the flat field names of V0, and further fields that only V1 has.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,24 +26,24 @@ from agentsvc.settings.user_secrets import SecretsPatch
 from agentsvc.storage import Database, Queryable, Transaction, Vault, note_effect
 
 MAX_RECORD_BYTES: Final = 2**20
-"""How large a record may be: it is read, as a whole, for each change and each start."""
+"""The largest record, because each change and each start reads all of it."""
 
 _DEFAULTS: Final = Settings()
 _HIDDEN: Final = dict.fromkeys(SECRET_FIELDS)
 
 
 def merge(old: Settings, patch: SettingsPatch) -> Settings:
-    """Return the settings after a change; raises InvalidRequest.
+    """Return the settings with a patch applied.
 
-    That is for stars that hide nothing, and for a new value that can never work; one that is stored
-    already may come back. The secrets of `secrets_store` are not part of the record; the store
-    applies them.
+    Raises InvalidRequest for a mask without a stored secret, and for an invalid new value; a value
+    that is already stored is accepted. The secrets in `secrets_store` are not part of the record:
+    `SettingsStore` applies them.
     """
     changes: dict[str, Any] = {}
     problems = Problems()
     for name in FLAT_FIELDS:
         given = getattr(patch, name)
-        is_kept = name in KEPT_ON_NULL and _keeps(given)
+        is_kept = name in KEPT_ON_NULL and _is_unchanged(given)
         if given is UNSET or is_kept or given == getattr(old, name):
             continue
         empty = given is None or (isinstance(given, str | Secret) and not given)
@@ -59,9 +59,9 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
 
 
 def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -> None:
-    """Raise InvalidRequest, located at the fields, for texts that cannot be kept.
+    """Raise InvalidRequest, with the location of each field, for texts that cannot be stored.
 
-    What else bounds a value is in its type.
+    Other limits are in the types of the fields.
     """
     problems = Problems()
     for name in FLAT_FIELDS:
@@ -72,9 +72,9 @@ def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -
 
 
 def show_settings(settings: Settings) -> dict[str, Any]:
-    """Return the flat part as clients read it: JSON values under flat names, secrets hidden.
+    """Return the flat fields as clients read them: JSON values, without secrets.
 
-    To post it back changes nothing.
+    A client that sends them back changes nothing.
     """
     fields = msgspec.structs.asdict(settings)
     shown = {name: fields[name] for name in FLAT_FIELDS} | _HIDDEN
@@ -86,7 +86,7 @@ def show_settings(settings: Settings) -> dict[str, Any]:
 
 
 def llm_of(settings: Settings) -> Llm:
-    """Return the language model the settings name, as one value."""
+    """Return the language model of the settings."""
     return Llm(
         model=settings.llm_model,
         api_key=settings.llm_api_key,
@@ -96,25 +96,25 @@ def llm_of(settings: Settings) -> Llm:
 
 
 class SettingsStore:
-    """Keeps the settings of users, sealed."""
+    """Stores the settings of users, encrypted."""
 
     def __init__(self, db: Database, vault: Vault) -> None:
         self._db = db
         self._vault = vault
 
     async def find(self, user_id: str) -> Settings | None:
-        """Return the settings of a user, or None if they never saved any."""
+        """Return the settings of a user, or None if the user has never saved any."""
         return await self._db.keep((SettingsStore, user_id), lambda: self._load(self._db, user_id))
 
     async def get(self, user_id: str) -> Settings:
-        """Return the settings of a user; the defaults if they never saved any."""
+        """Return the settings of a user, or the defaults if the user has never saved any."""
         return await self.find(user_id) or _DEFAULTS
 
     async def patch(self, user_id: str, patch: SettingsPatch) -> Settings:
-        """Apply a change, secrets included, in one transaction, and return what is stored now.
+        """Apply a patch, including secrets, in one transaction; return the new settings.
 
-        Raises InvalidRequest for a text that cannot be kept, stars that hide nothing and a record that
-        is too large.
+        Raises InvalidRequest for a text that cannot be stored, a mask without a stored secret, an
+        invalid value, and a record that is too large.
         """
         check_patch(patch)
 
@@ -135,11 +135,10 @@ class SettingsStore:
         *,
         secrets: SecretsPatch | None = None,
     ) -> Settings:
-        """Store what a pure function makes of the settings, in one transaction, and return it.
+        """Apply a pure function to the settings in one transaction; return the new settings.
 
-        The function gets None for a user who never saved any; what it raises changes nothing.
-        `secrets` are stored in the same transaction. Raises InvalidRequest for a record that is too
-        large.
+        The function gets None if the user has never saved any; its errors roll back. `secrets` are
+        applied in the same transaction. Raises InvalidRequest for a record that is too large.
         """
 
         async def body(tx: Transaction) -> Settings:
@@ -156,14 +155,14 @@ class SettingsStore:
 
     async def _save(self, tx: Transaction, user_id: str, settings: Settings, old: Settings) -> None:
         record = encode_revealed(settings)
-        # One that is larger, from an earlier version, may get smaller step by step.
+        # A record from an earlier version that is larger may shrink step by step.
         if len(record) > MAX_RECORD_BYTES and len(record) > len(encode_revealed(old)):
             raise InvalidRequest(
                 "The settings of a user have at most 1 MiB, saved models included", loc=("body",)
             )
         sealed = self._vault.seal(record, _context(user_id))
         row = {"user_id": user_id, "sealed": sealed, "updated_at": values.to_stored(values.now())}
-        await tx.insert("settings", row, _OVER)
+        await tx.insert("settings", row, _ON_CONFLICT)
 
     async def _load(self, reader: Queryable, user_id: str) -> Settings | None:
         sql = "SELECT sealed FROM settings WHERE user_id = :user_id"
@@ -173,7 +172,7 @@ class SettingsStore:
         return _DECODER.decode(self._vault.unseal(sealed, _context(user_id)))
 
 
-_OVER: Final = (
+_ON_CONFLICT: Final = (
     "ON CONFLICT (user_id) DO UPDATE SET sealed = excluded.sealed, updated_at = excluded.updated_at"
 )
 
@@ -182,12 +181,12 @@ def _context(user_id: str) -> str:
     return f"settings/{user_id}"
 
 
-def _keeps(given: object) -> bool:
+def _is_unchanged(given: object) -> bool:
     return given is None or (isinstance(given, Secret) and given.reveal() == MASK)
 
 
 def _texts(given: object) -> Sequence[str]:
-    """Return the texts in the value of a field."""
+    """Return the strings in the value of a field."""
     match given:
         case str():
             return (given,)
@@ -200,7 +199,7 @@ def _texts(given: object) -> Sequence[str]:
 
 
 def _problem(text: str) -> str:
-    """Return what is wrong with a text, or nothing."""
+    """Return the problem of a text, or an empty string."""
     if len(text) > MAX_TEXT:
         return f"must not be longer than {MAX_TEXT} characters"
     return "must not contain control characters" if has_control(text) else ""

@@ -1,7 +1,7 @@
 """User secrets and provider tokens: validation and merging of changes.
 
-Pure; `secret_store` keeps them. Everything stored reaches the user's sandboxes, so the names are
-checked on the way in.
+Pure; `secret_store` stores them. All secrets become environment variables in the user's sandboxes,
+so their names are validated before they are stored.
 """
 
 import re
@@ -28,7 +28,7 @@ from agentsvc.domain import repositories as git
 MAX_NAME_LENGTH: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024
 SECRETS_MAX: Final = 1000
-"""How many secrets a user may have: each start takes all of them."""
+"""The most secrets of a user, because each start reads all of them."""
 
 RESERVED_NAMES: Final = frozenset(
     {
@@ -45,7 +45,7 @@ RESERVED_NAMES: Final = frozenset(
         "WORKER_2",
     }
 )
-"""Variables the agent server is set up with; a secret of that name would break it."""
+"""Environment variables that configure the agent server; a secret of that name would break it."""
 
 _RESERVED_PREFIX: Final = "LLM_"
 
@@ -58,20 +58,20 @@ class ProviderToken(Struct, frozen=True, kw_only=True):
 
     token: Secret
     host: str | None = None
-    """Where the provider is, if not at its usual host."""
+    """The host of the provider, if not its default host."""
     user_id: str | None = None
     """The user's name at the provider."""
 
 
 class CustomSecret(Struct, frozen=True, kw_only=True):
-    """A secret the user wants the agent to have."""
+    """A secret of a user that agents may read."""
 
     value: Secret
     description: str | None = None
 
 
 class ProviderTokenPatch(Struct, frozen=True, kw_only=True):
-    """A change to one provider's token; no token or an empty one keeps the stored one."""
+    """A change of a provider token; without a token, the stored one is kept."""
 
     token: Secret | None = None
     host: str | UnsetType | None = UNSET
@@ -79,22 +79,22 @@ class ProviderTokenPatch(Struct, frozen=True, kw_only=True):
 
 
 class CustomSecretPatch(Struct, frozen=True, kw_only=True):
-    """A change to one custom secret; no value or an empty one keeps the stored one."""
+    """A change of a custom secret; without a value, the stored one is kept."""
 
     value: Secret | None = None
     description: str | UnsetType | None = UNSET
 
 
 class SecretsPatch(Struct, frozen=True, kw_only=True):
-    """Changes to several secrets; those not mentioned stay as they are."""
+    """Changes of several secrets; others are not changed."""
 
     provider_tokens: dict[Provider, ProviderTokenPatch] = {}
     custom_secrets: dict[str, CustomSecretPatch] = {}
 
 
 def merge_token(old: ProviderToken | None, patch: ProviderTokenPatch) -> ProviderToken | None:
-    """Return the token after a change, or None if there is none before or after."""
-    token = _kept(patch.token, old.token if old else None)
+    """Return the token with a patch applied, or None if neither has a token."""
+    token = _new_or_stored(patch.token, old.token if old else None)
     if token is None:
         return None
     old = old or ProviderToken(token=token)
@@ -106,8 +106,8 @@ def merge_token(old: ProviderToken | None, patch: ProviderTokenPatch) -> Provide
 
 
 def merge_secret(old: CustomSecret | None, patch: CustomSecretPatch) -> CustomSecret | None:
-    """Return the custom secret after a change, or None if there is none before or after."""
-    value = _kept(patch.value, old.value if old else None)
+    """Return the custom secret with a patch applied, or None if neither has a value."""
+    value = _new_or_stored(patch.value, old.value if old else None)
     if value is None:
         return None
     old = old or CustomSecret(value=value)
@@ -116,12 +116,12 @@ def merge_secret(old: CustomSecret | None, patch: CustomSecretPatch) -> CustomSe
 
 
 def is_reserved(name: str) -> bool:
-    """Say whether a sandbox has a variable of this name for itself."""
+    """Return whether a name is reserved for an environment variable of the sandbox itself."""
     return name in RESERVED_NAMES or name.startswith(_RESERVED_PREFIX)
 
 
 def check_secret_name(name: str, *, loc: Sequence[str | int] = ("body", "name")) -> None:
-    """Raise InvalidRequest unless a secret of this name can be a variable in a sandbox."""
+    """Raise InvalidRequest unless a name can be that of an environment variable in a sandbox."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise InvalidRequest(
             "The name of a secret has letters, digits and `_`, and no digit in front", loc=loc
@@ -131,14 +131,14 @@ def check_secret_name(name: str, *, loc: Sequence[str | int] = ("body", "name"))
 
 
 def check_secret_value(value: Secret, *, loc: Sequence[str | int] = ("body", "value")) -> None:
-    """Raise InvalidRequest unless a secret fits into a variable."""
+    """Raise InvalidRequest unless a value can be that of an environment variable."""
     if len(value.reveal().encode()) > MAX_VALUE_BYTES:
         raise InvalidRequest(f"The secret is longer than {MAX_VALUE_BYTES} bytes", loc=loc)
     if "\0" in value.reveal():
         raise InvalidRequest("The secret must not contain NUL", loc=loc)
 
 
-# As clients send it
+# As clients send them
 
 type Loc = tuple[str | int, ...]
 
@@ -154,37 +154,36 @@ type VariableName = Annotated[
     stated(pattern=_NAME_PATTERN, maxLength=MAX_NAME_LENGTH, **{"not": _RESERVED}),
     checked_by(check_secret_name),
 ]
-"""The name of a secret on the wire."""
+"""The name of a secret in requests."""
 type VariableValue = Annotated[
     SentSecret,
     stated(pattern=r"\A[^\0]*\Z", maxLength=MAX_VALUE_BYTES),
     checked_by(_check_value),
 ]
-"""The value of a secret on the wire; the length is that in UTF-8, see `check_secret_value`."""
+"""The value of a secret in requests; its length is measured in UTF-8, see `check_secret_value`."""
 _Text = Annotated[str, Meta(max_length=1024)]
-# It becomes a URL, which may have up to 1024 characters.
+# It becomes part of a URL, which may have up to 1024 characters.
 _Host = Annotated[str, Meta(max_length=1000), stated(pattern=rf"\A(?:{GIT_HOST})?\Z")]
 
 
 class ProviderTokenBody(Struct, frozen=True, kw_only=True):
-    """A token for a git provider; an empty one keeps what is stored."""
+    """A token for a git provider; with an empty one, the stored one is kept."""
 
     token: SentSecret | None = None
-    """The token; empty, null or left out: the stored one stays"""
+    """The token; empty, null or left out: the stored one is kept"""
     host: _Host | UnsetType | None = UNSET
-    """Host of the provider, where it is not the usual one; null: the usual one, left out: unchanged
-    """
+    """Host of the provider, if not the default one; null: the default one, left out: unchanged"""
     user_id: _Text | UnsetType | None = UNSET
     """Name of the account, for providers that need it; null: none, left out: unchanged"""
 
 
 class CustomSecretBody(Struct, frozen=True, kw_only=True):
-    """A secret; an empty one keeps what is stored."""
+    """A secret; with an empty value, the stored one is kept."""
 
     secret: SentSecret | None = None
-    """The value, at most 64 KiB; empty, null or left out: the stored one stays"""
+    """The value, at most 64 KiB; empty, null or left out: the stored one is kept"""
     description: Annotated[str, Meta(max_length=4096)] | UnsetType | None = UNSET
-    """What it is for, told to the agent; at most 4096 characters. Null: nothing, left out:
+    """Description of the secret for the agent, at most 4096 characters. Null: none, left out:
     unchanged"""
 
 
@@ -200,11 +199,11 @@ type ProviderTokens = Annotated[
     dict[Provider, Annotated[ProviderTokenBody | SentSecret, checked_by(_check_token)]],
     stated(propertyNames={"enum": [provider.value for provider in Provider]}),
 ]
-"""Tokens by provider; a text alone is the token."""
+"""Tokens by provider; a string is the token itself."""
 
 
 class SecretsStoreBody(Struct, frozen=True, kw_only=True):
-    """Secrets and tokens by name; a text alone is the secret itself."""
+    """Secrets and tokens by name; a string is the secret itself."""
 
     provider_tokens: ProviderTokens | None = None
     """Tokens by provider; null: no change"""
@@ -215,18 +214,18 @@ class SecretsStoreBody(Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """At most 1000 secrets by name, which is that of an environment variable; null: no change"""
+    """At most 1000 secrets by the name of the environment variable; null: no change"""
 
 
 def read_secrets(raw: Any) -> SecretsPatch:
-    """Return the changes that a decoded `secrets_store` asks for; raises InvalidRequest."""
+    """Convert a JSON `secrets_store` to a patch; raises InvalidRequest."""
     return to_secrets_patch(
         convert({} if raw is None else raw, SecretsStoreBody, loc=("body", "secrets_store"))
     )
 
 
 def to_secrets_patch(store: SecretsStoreBody | None) -> SecretsPatch:
-    """Return the changes that a `secrets_store` asks for; raises InvalidRequest."""
+    """Convert a `secrets_store` to a patch; raises InvalidRequest."""
     loc = ("body", "secrets_store")
     problems = Problems()
     tokens: dict[Provider, ProviderTokenPatch] = {}
@@ -247,7 +246,7 @@ def to_secrets_patch(store: SecretsStoreBody | None) -> SecretsPatch:
 def to_token_patches(
     given: ProviderTokens, *, loc: Loc = ("body", "provider_tokens")
 ) -> dict[Provider, ProviderTokenPatch]:
-    """Return the changes that a map of provider tokens asks for; raises InvalidRequest."""
+    """Convert provider tokens to patches; raises InvalidRequest."""
     found: dict[Provider, ProviderTokenPatch] = {}
     problems = Problems()
     for name, item in given.items():
@@ -262,7 +261,7 @@ def _to_token(given: ProviderTokenBody | str, loc: Loc) -> ProviderTokenPatch:
     token = Secret((wire.token or "").strip())
     check_secret_value(token, loc=(*loc, "token"))
     if has_control(token.reveal()):
-        # It goes into headers, and into git's line by line talk about credentials.
+        # It is sent in headers, and in git's credential protocol, which has one value a line.
         raise InvalidRequest("A token must not contain control characters", loc=(*loc, "token"))
     if wire.host:
         git.check_host(wire.host, loc=(*loc, "host"))
@@ -276,5 +275,5 @@ def _to_custom(given: CustomSecretBody | str, loc: Loc) -> CustomSecretPatch:
     return CustomSecretPatch(value=value or None, description=wire.description)
 
 
-def _kept(given: Secret | None, stored: Secret | None) -> Secret | None:
+def _new_or_stored(given: Secret | None, stored: Secret | None) -> Secret | None:
     return given if given and given.reveal() != MASK else stored
