@@ -1,9 +1,9 @@
-"""Conversations: started step by step, kept up to date, found again, deleted.
+"""Conversations: started by a pipeline, updated by events, searched, deleted.
 
-Begin with `model` (structs), then `service`, the class that others use; `table` has the SQL, `starting` the
-steps of a start, `message_queue` what agents are told, `event_ingestor` what sandboxes report,
-`event_log` the stored events. Nothing here knows HTTP. Imports `sandboxes`, `git` and
-what these import.
+Read `model` (structs) first, then `service`, the class that other packages use; `table` has the
+SQL, `starting` the start pipeline, `message_queue` the delivery of messages to agents,
+`event_ingestor` the handling of events from sandboxes, `event_log` the stored events. Nothing here
+knows HTTP. Imports `sandboxes`, `git` and what these import.
 """
 
 from agentsvc.conversations.agent_liveness import AgentLiveness as AgentLiveness

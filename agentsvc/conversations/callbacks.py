@@ -1,4 +1,4 @@
-"""Handles callbacks from sandboxes: events, conversation updates, secret lookups."""
+"""Callbacks of sandboxes: events, conversation updates, secret lookups."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,11 +19,11 @@ from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.settings import SecretStore, Settings
 from agentsvc.storage import Transaction
 
-_FULL_SECONDS: Final = 3600
+_RETRY_AFTER_SECONDS: Final = 3600
 
 
 class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Takes in what agent servers report, and answers what they ask for."""
+    """Handles the reports and the requests of agent servers."""
 
     stores: ConversationStores
     lookup_tokens: LookupTokens
@@ -36,10 +36,10 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     async def receive_events(
         self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
     ) -> None:
-        """Store events that a sandbox reports of one of its conversations.
+        """Store events that a sandbox reports for one of its conversations.
 
-        What it has to say of one that was deleted is dropped, and it is told so. Raises NotFound
-        for a conversation that is not this sandbox's.
+        Events of a deleted conversation are dropped, and its agent server is info to delete it.
+        Raises NotFound if the conversation is not in this sandbox.
         """
         try:
             await self.ingestor.record(conversation_id, raw, sandbox_id=sandbox.id)
@@ -47,29 +47,30 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if not await self._is_removed(sandbox, conversation_id):
                 raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
 
-    async def receive_conversation(self, sandbox: Sandbox, told: ConversationInfo) -> None:
-        """Keep what a sandbox reports of a conversation; adopt one the server did not start.
+    async def receive_conversation(self, sandbox: Sandbox, info: ConversationInfo) -> None:
+        """Update a conversation from a sandbox's report; adopt one that the server did not start.
 
-        Raises QuotaExceeded where its user, or the sandbox, may have no more of these.
+        Raises BadRequest for an invalid id, NotFound if the conversation is in another sandbox, and
+        QuotaExceeded if its user may start, or the sandbox may have adopted, no more.
         """
-        conversation_id = parse_uuid(told.id)
+        conversation_id = parse_uuid(info.id)
         if conversation_id is None:
             raise BadRequest("The conversation has no valid id")
-        if told.execution_status == ExecutionStatus.DELETING:
+        if info.execution_status == ExecutionStatus.DELETING:
             return
         if await self._is_removed(sandbox, conversation_id):
             return
         if await self.stores.conversations.find(conversation_id) is None:
-            await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
+            await self._adopt(sandbox, conversation_id, info.workspace.working_dir)
         known = await self.stores.conversations.find(conversation_id)
         if known is None or known.sandbox_id != sandbox.id:
             raise NotFound(f"Conversation {shown(conversation_id)} not found")
-        await self.ingestor.receive_info(conversation_id, told)
+        await self.ingestor.receive_info(conversation_id, info)
 
     async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
-        """Return the secrets a sandbox may ask for: by name, the description and the value.
+        """Return the secrets that a sandbox may look up, by name: description and value.
 
-        A provider's token is known as `github_token` and by its variable `GITHUB_TOKEN`.
+        A provider's token has two names, such as `github_token` and `GITHUB_TOKEN`.
         """
         if sandbox.spec.withholds_secrets:
             return {}
@@ -83,7 +84,7 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return found
 
     async def identify_pass(self, text: str) -> ProviderPass:
-        """Return the pass a sandbox shows, while it runs; raises NotAuthenticated."""
+        """Return the provider pass in a token; raises NotAuthenticated unless its sandbox runs."""
         granted = self.lookup_tokens.read(text)
         sandbox = await self.sandboxes.find_any(granted.sandbox_id)
         if sandbox is None or not sandbox.may_call:
@@ -91,15 +92,13 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return granted
 
     async def provider_token(self, granted: ProviderPass) -> Secret:
-        """Return the token a pass is for, as its user has it now; raises NotFound."""
+        """Return the user's present provider token for a pass; raises NotFound."""
         sandbox = await self.sandboxes.find_any(granted.sandbox_id)
         user_id = sandbox.user_id if sandbox else ""
         found = await self.secrets.find_provider_token(user_id, granted.provider)
         if found is None:
             raise NotFound("No such provider")
         return found.token
-
-    # Inside
 
     async def _adopt(self, sandbox: Sandbox, conversation_id: str, working_dir: str) -> None:
         order = StartOrder(conversation_id=conversation_id, sandbox_id=sandbox.id)
@@ -124,8 +123,8 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         _, adopted = await self.stores.conversations.used_by(tx, sandbox.id)
         if self.max_adopted and adopted >= self.max_adopted:
             raise QuotaExceeded(
-                f"{adopted} conversations of this sandbox are kept that the server has not started",
-                retry_after_seconds=_FULL_SECONDS,
+                f"{adopted} conversations were adopted from this sandbox, which is the limit",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
 
     async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:

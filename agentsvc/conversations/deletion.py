@@ -1,7 +1,7 @@
-"""Deleting conversations: the records at once, what is left in sandboxes in the background.
+"""Deletion of conversations: their rows at once, their remains in sandboxes in the background.
 
-A sandbox that nobody lives in any more goes as a whole. Where others live, the agent server is
-told to forget the conversation, until that works.
+A sandbox without further conversations is deleted as a whole. Otherwise its agent server is told to
+delete the conversation; that is retried until it succeeds.
 """
 
 import contextlib
@@ -24,20 +24,23 @@ from agentsvc.storage import Queryable, Transaction
 
 log = logging.getLogger(__name__)
 
-_UNTOLD: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
+_PENDING: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
     JOIN sandboxes AS b ON b.id = r.sandbox_id
     WHERE r.told_at IS NULL AND b.phase = 'running'"""
 _BATCH: Final = 500
 _DELETE_SOME: Final = """DELETE FROM events WHERE conversation_id = :id AND seq IN (
     SELECT seq FROM events WHERE conversation_id = :id AND seq < :end ORDER BY seq LIMIT :batch)"""
-_AGAIN: Final = "ON CONFLICT (id) DO UPDATE SET sandbox_id = excluded.sandbox_id, told_at = NULL"
+_RETRY: Final = "ON CONFLICT (id) DO UPDATE SET sandbox_id = excluded.sandbox_id, told_at = NULL"
 
 
 _WITH_FILES: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING, SandboxStatus.PAUSED)
 
 
 def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -> Archive:
-    """Return the record of a workspace that is to be saved."""
+    """Return the record of a workspace archive that is to be saved.
+
+    `releases` deletes the sandbox once the archive is saved.
+    """
     has_repository = conversation.selected_repository is not None
     return Archive(
         user_id=conversation.user_id,
@@ -51,7 +54,7 @@ def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -
 
 
 class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
-    """Deletes conversations, and sees to it that their agents end too."""
+    """Deletes conversations here and at their agent servers."""
 
     stores: ConversationStores
     sandboxes: Sandboxes
@@ -62,12 +65,12 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
     async def remove(self, conversation_id: str) -> list[str]:
         """Delete a conversation and its descendants; return the ids of their start tasks.
 
-        In the same transaction the sandboxes that are empty then are given up. The events of long
-        ones have gone before, in pieces between which others write.
+        The sandboxes that are empty then are released in the same transaction. The events of long
+        conversations are deleted before it, in batches, so that other writes can run in between.
         """
         conversations = self.stores.conversations
         for member in await conversations.family(self.stores.db, conversation_id):
-            await self._shorten(member.id)
+            await self._delete_older_events(member.id)
 
         async def body(tx: Transaction) -> list[str]:
             family = await conversations.family(tx, conversation_id)
@@ -79,8 +82,8 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
 
         return await self.stores.db.write(body)
 
-    async def _shorten(self, conversation_id: str) -> None:
-        """Delete the events of a conversation but for the last ones, which go with it."""
+    async def _delete_older_events(self, conversation_id: str) -> None:
+        """Delete the events of a conversation in batches, except the last batch."""
         sql = "SELECT next_seq FROM conversations WHERE id = :id"
         end = await self.stores.db.value(sql, {"id": conversation_id})
         if end is None or end <= _BATCH:
@@ -94,7 +97,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             pass
 
     async def give_back(self, tx: Transaction, task: StartTask) -> None:
-        """Give up the sandbox that was reserved for a start which failed before it used it."""
+        """Release the sandbox that was reserved for a start which failed before it used it."""
         order = task.request
         if task.sandbox_id is None or order.sandbox_id or order.parent_conversation_id:
             return
@@ -103,19 +106,19 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
     async def is_removed(
         self, conversation_id: str, sandbox_id: str, reader: Queryable | None = None
     ) -> bool:
-        """Whether a conversation that nobody knows was deleted out of this sandbox."""
+        """Return whether an unknown conversation was deleted while it was in this sandbox."""
         found = await _find_sandbox(reader or self.stores.db, conversation_id)
         return found == sandbox_id
 
     async def tell_again(self, conversation_id: str) -> None:
-        """Tell the agent server of a deleted conversation, which it may have started since."""
+        """Delete a conversation at its agent server again, which may have started it since."""
         await self._set_told(conversation_id, None)
         self._tell_soon(conversation_id)
 
     async def tell_before(self, conversation_id: str, sandbox_id: str, agent: AgentServer) -> None:
-        """Have an agent server forget a deleted conversation before another one has its id there.
+        """Delete a deleted conversation at an agent server before its id is used again there.
 
-        Raises as the agent server does.
+        Raises the errors of the agent server.
         """
         await self.supervisor.join(_task_name(conversation_id))
         sql = "SELECT sandbox_id FROM removed_conversations WHERE id = :id AND told_at IS NULL"
@@ -123,19 +126,19 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             await self._forget_at(agent, conversation_id)
 
     async def tell_all(self) -> None:
-        """Tell the agent servers that could not be told so far."""
-        for conversation_id in await self.stores.db.column(_UNTOLD):
+        """Retry all deletions at agent servers that have not succeeded yet."""
+        for conversation_id in await self.stores.db.column(_PENDING):
             self._tell_soon(conversation_id)
 
     async def remove_failed(self) -> None:
-        """Delete the sandboxes that were made for starts which failed long ago."""
+        """Release the sandboxes of starts that failed more than `keep_failed_seconds` ago."""
         for conversation in await self.stores.conversations.failed_before(
             now() - timedelta(seconds=self.keep_failed_seconds)
         ):
             task = await self.stores.tasks.find_of_conversation(conversation.id)
             order = task.request if task else None
             if order is None or order.sandbox_id or order.parent_conversation_id:
-                # The sandbox was there before the start and is not the start's to remove.
+                # The sandbox existed before the start and is not deleted with it.
                 continue
             release = partial(self._release_alone, sandbox_id=conversation.sandbox_id or "")
             if await self.stores.db.write(release):
@@ -145,7 +148,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
                 )
 
     async def _release_alone(self, tx: Transaction, sandbox_id: str) -> bool:
-        """Give up a sandbox in which one conversation lives; say whether that is so."""
+        """Release a sandbox with exactly one conversation; return whether it was released."""
         is_alone = len(await self.stores.conversations.of_sandbox(sandbox_id, tx)) == 1
         if is_alone:
             await self.archives.give_up(tx, sandbox_id)
@@ -160,11 +163,11 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             sandbox = await self.sandboxes.find_any(member.sandbox_id, tx)
             if sandbox is not None and sandbox.target is not Target.DELETED:
                 row = {"id": member.id, "sandbox_id": member.sandbox_id}
-                await tx.insert("removed_conversations", row, _AGAIN)
+                await tx.insert("removed_conversations", row, _RETRY)
                 tx.after_commit(partial(self._tell_soon, member.id))
 
     async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
-        """Let a sandbox go with its last conversation, once the workspace is saved if it is to be."""
+        """Release a sandbox with its last conversation, after an archive if so configured."""
         sandbox = await self.sandboxes.find_any(sandbox_id, tx)
         if self.archives.config.on_delete and last.is_ready and _has_files(sandbox):
             await self.archives.insert(tx, archive_of(last, sandbox_id, releases=True))
@@ -172,7 +175,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             await self.archives.release(tx, sandbox_id)
 
     async def _set_told(self, conversation_id: str, told_at: datetime | None) -> None:
-        """Store when the agent server was told, or that it has to be told again."""
+        """Store when the agent server deleted the conversation; None schedules a new attempt."""
         sql = "UPDATE removed_conversations SET told_at = :told_at WHERE id = :id"
         row = {"id": conversation_id, "told_at": stored_or_none(told_at)}
         await self.stores.db.write(lambda tx: tx.run(sql, row))
@@ -186,7 +189,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         if agent is None:
             return
         if await self.stores.conversations.find(conversation_id) is not None:
-            # Started anew under the same id; the agent's is not the deleted one any more.
+            # A new conversation has the same id; the agent server no longer has the deleted one.
             return
         try:
             await self._forget_at(agent, conversation_id)
@@ -197,7 +200,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             )
 
     async def _forget_at(self, agent: AgentServer, conversation_id: str) -> None:
-        # Deleting waits for the end of a step, and interrupting ends it.
+        # Interrupt first, because a deletion waits for the end of the agent's step.
         with contextlib.suppress(NotFound):
             await agent.interrupt(conversation_id)
         await agent.delete_conversation(conversation_id)
@@ -209,13 +212,13 @@ def _task_name(conversation_id: str) -> str:
 
 
 async def _find_sandbox(reader: Queryable, conversation_id: str) -> str | None:
-    """Return the sandbox a deleted conversation was in."""
+    """Return the id of the sandbox of a deleted conversation, or None."""
     sql = "SELECT sandbox_id FROM removed_conversations WHERE id = :id"
     return await reader.value(sql, {"id": conversation_id})
 
 
 def _has_files(sandbox: Sandbox | None) -> bool:
-    """Whether there are files that are not going anyway."""
+    """Return whether a sandbox has files and is not being deleted."""
     if sandbox is None or sandbox.target is Target.DELETED:
         return False
     return sandbox.status in _WITH_FILES

@@ -1,7 +1,7 @@
-"""Streaming deltas of conversations that somebody follows, from subscriptions to agent servers.
+"""Streaming deltas of followed conversations, from WebSocket subscriptions to agent servers.
 
-Agent servers send deltas to their WebSocket subscribers only. The events that a subscription brings
-are not stored, since webhooks bring them whole; they say behind which event a delta belongs.
+Agent servers send deltas to their WebSocket subscribers only. The events of a subscription are not
+stored, because webhooks deliver them; they only tell which event a delta follows.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS: Final = 0.5
 _FULL_STATE: Final = "full_state"
-"""The state that agent servers make up for each subscriber and never log."""
+"""The state that agent servers create for each subscriber and never log."""
 _WEBHOOK_SECONDS: Final = 5.0
-"""How long deltas are held back for the event before them."""
+"""How long deltas wait for the event before them to be stored."""
 _POLL_SECONDS: Final = 0.02
 
 
 class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
-    """Follows conversations at their agent servers for those who follow them here."""
+    """Subscribes at agent servers to the conversations that clients follow here."""
 
     stores: ConversationStores
     sandboxes: Sandboxes
@@ -49,12 +49,12 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
 
     @contextlib.contextmanager
     def followed(self, conversation_id: str) -> Iterator[None]:
-        """Keep a subscription to a conversation inside this context."""
+        """Keep a subscription to a conversation open inside the context."""
         self._followers[conversation_id] += 1
         if conversation_id not in self._ended:
             ended = self._ended[conversation_id] = asyncio.Event()
             name = f"deltas {conversation_id} {next(self._numbers)}"
-            self.supervisor.spawn(name, lambda: self._until(ended, conversation_id))
+            self.supervisor.spawn(name, lambda: self._subscribe_until(ended, conversation_id))
         try:
             yield
         finally:
@@ -63,14 +63,14 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
                 del self._followers[conversation_id]
                 self._ended.pop(conversation_id).set()
 
-    async def _until(self, ended: asyncio.Event, conversation_id: str) -> None:
+    async def _subscribe_until(self, ended: asyncio.Event, conversation_id: str) -> None:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(self._keep(conversation_id))
+            task = group.create_task(self._keep_subscribed(conversation_id))
             await ended.wait()
             task.cancel()
 
-    async def _keep(self, conversation_id: str) -> None:
-        """Subscribe whenever the sandbox runs; what is lost in between comes by other ways."""
+    async def _keep_subscribed(self, conversation_id: str) -> None:
+        """Subscribe whenever the sandbox runs, with back-off; webhooks deliver missed events."""
         wait_seconds = _FIRST_WAIT_SECONDS
         while True:
             changed = self._changed
@@ -86,7 +86,7 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
             wait_seconds = back_off(wait_seconds, _FIRST_WAIT_SECONDS)
 
     async def _follow(self, conversation_id: str) -> bool:
-        """Announce what an agent server streams, until it ends; say whether it began."""
+        """Announce deltas until the subscription ends; return whether it delivered anything."""
         conversation = await self.stores.conversations.find(conversation_id)
         if conversation is None or not conversation.is_ready:
             return False
@@ -103,7 +103,7 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
     async def _announce_batch(
         self, conversation: Conversation, batch: Sequence[bytes], last: int
     ) -> int:
-        """Announce the deltas of a batch; return the number of the last event before the next."""
+        """Announce the deltas of a batch; return the number of the last event so far."""
         deltas: list[bytes] = []
         for raw in batch:
             head = read_head(raw)
@@ -129,7 +129,7 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
             await self.events.announce_deltas(conversation.id, deltas, after=last)
 
     async def _wait_until_stored(self, conversation_id: str, event_id: str) -> int:
-        """Return the number of an event once it is stored, -1 if that takes too long."""
+        """Wait until an event is stored; return its number, or -1 on timeout."""
         deadline = monotonic() + _WEBHOOK_SECONDS
         while monotonic() < deadline:
             [event] = await self.events.find_many(conversation_id, [event_id])
@@ -139,7 +139,7 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
         return -1
 
     def _sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
-        """Have those whose sandbox may run now look again."""
+        """Wake all subscriptions to retry after the agent URL of a sandbox has changed."""
         if after is not None and after.agent_url != before.agent_url:
             self._changed.set()
             self._changed = asyncio.Event()

@@ -1,7 +1,7 @@
-"""Ingests events from sandboxes: stores each once and updates the conversation.
+"""Ingestion of events from sandboxes: each is stored once and updates its conversation.
 
-Events come by webhook, or are fetched after a gap; both roads end in `record`. Title, metrics,
-status and cost of a conversation are kept from them, in the same transaction.
+Events arrive by webhook, or are fetched by a sync after a gap; `record` stores both. Metrics,
+status and cost of the conversation are updated from them in the same transaction.
 """
 
 import asyncio
@@ -51,23 +51,23 @@ BUDGET_CODE: Final = "MaxBudgetReached"
 QUOTA_CODE: Final = "QuotaReached"
 
 _TITLE_CHARS: Final = 200
-_BLANKS: Final = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], " ")
-"""Stand in a title for control characters; what joins the parts of an emoji stays."""
+_CONTROL_TO_BLANK: Final = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], " ")
+"""Replaces the control characters of a title by blanks; joiners inside emoji are kept."""
 _SETTLE_SECONDS: Final = 1.0
-_AT_ONCE: Final = 8
-_FULL_SECONDS: Final = 3600
-"""When a sandbox that has reported too much may come again: something has to be deleted first."""
-_BEGINS_WITHIN: Final = timedelta(seconds=30)
-"""How long an agent may rest that was told to go on, before it counts as at rest."""
+_PARALLEL_SYNCS: Final = 8
+_RETRY_AFTER_SECONDS: Final = 3600
+"""`Retry-After` of a sandbox over its event limit: something has to be deleted first."""
+_MAX_BEGIN_DELAY: Final = timedelta(seconds=30)
+"""How long an agent that was told to run may stay idle before it counts as idle."""
 _WAIT_SECONDS: Final = 0.5
-"""How long, after a start, a sync keeps waiting the one that comes after it."""
+"""After a start of the server, how long one sync may delay the next one."""
 _RUN_IS_OVER = frozenset(
     {ExecutionStatus.FINISHED, ExecutionStatus.ERROR, ExecutionStatus.STUCK, ExecutionStatus.PAUSED}
 )
 
 
 class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
-    """Stores what sandboxes report and acts on it."""
+    """Stores reports of sandboxes and acts on them."""
 
     stores: ConversationStores
     events: EventLog
@@ -83,11 +83,11 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
     async def record(
         self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None
     ) -> list[StoredEvent]:
-        """Store events that are new and keep what they say; return the new ones.
+        """Store new events and update the conversation from them; return the new events.
 
-        What is secret in a state that they tell is masked before. With a `sandbox_id` the
-        conversation has to live there; raises NotFound. Raises QuotaExceeded where a sandbox has
-        reported as much as is stored of one.
+        Secrets in states are masked first. Raises NotFound if `sandbox_id` is given and the
+        conversation is not in that sandbox, and QuotaExceeded if the sandbox has reached the limit
+        of stored events.
         """
         news: list[StoredEvent] = []
         raw = await mask_states(raw)
@@ -123,21 +123,21 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         return news
 
     async def _check_bytes(self, tx: Transaction, sandbox_id: str, more: int) -> None:
-        """Raise QuotaExceeded where so many more bytes of events are too many of a sandbox."""
+        """Raise QuotaExceeded if `more` bytes of events exceed the limit of a sandbox."""
         most = self.max_event_bytes
         if most and (await self.stores.conversations.used_by(tx, sandbox_id))[0] + more > most:
             raise QuotaExceeded(
-                f"No more than {most} bytes of events are stored of one sandbox",
-                retry_after_seconds=_FULL_SECONDS,
+                f"The sandbox has reached its limit of {most} bytes of stored events",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
 
     async def receive_info(
         self, conversation_id: str, info: ConversationInfo, *, asked_at: Facts | None = None
     ) -> None:
-        """Keep what an agent server says about a conversation, the title included.
+        """Update a conversation from the info of its agent server, including the title.
 
-        Status and costs count only if no event has told newer ones since the server was asked;
-        what comes unasked may be old, and only fills what is not known at all.
+        Status and costs are taken only if no event has changed them since `asked_at`, the facts
+        before the request. Unrequested info may be old, and only fills in unknown values.
         """
 
         async def body(tx: Transaction) -> None:
@@ -150,7 +150,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
                 and asked_at.run_asked_at == before.facts.run_asked_at
                 and not _may_begin(after)
             ):
-                # The agent server has said what came of that.
+                # The agent server has reported the result of the requested run.
                 after = after.with_facts(run_asked_at="")
             await _note_spend(tx, before, after)
             if after != before:
@@ -161,18 +161,18 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         await self.stores.db.write(body)
 
     async def sync(self, conversation_id: str) -> None:
-        """Fetch what was not delivered and the state as it is now.
+        """Fetch undelivered events and the present state from the agent server.
 
-        Nothing happens unless the sandbox runs. Raises AgentUnavailable if it does not answer.
+        No-op unless the sandbox runs. Raises AgentUnavailable if it does not answer.
         """
-        # What comes in from here on may be missed, and makes it stale again.
+        # An event that arrives from here on may be missed, and marks it stale again.
         self._stale.discard(conversation_id)
         conversation = await self.stores.conversations.find(conversation_id)
         agent = await self.sandboxes.find_agent(conversation.sandbox_id) if conversation else None
         if conversation is None or agent is None:
             return
         await self._fetch_events(agent, conversation)
-        # Read between the events and the question, so that the answer is newer than both.
+        # Read after the events and before the request, so that the response is newer than both.
         conversation = await self.stores.conversations.find(conversation_id)
         if conversation is None:
             return
@@ -184,27 +184,27 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             )
             return
         if info.execution_status != conversation.execution_status:
-            # A state is not told before the events that led to it.
+            # Store the events that led to a state before the state.
             await self._fetch_events(agent, conversation)
         await self.receive_info(conversation_id, info, asked_at=conversation.facts)
         is_running = info.execution_status == ExecutionStatus.RUNNING
         if is_running or _may_begin(conversation):
             self._stale.add(conversation_id)
         if conversation.facts.is_stop_due:
-            # The server may have been killed between the note and the interrupt.
+            # The server may have been killed between storing this flag and the interrupt.
             await self._stop_for_budget(conversation, agent if is_running else None)
 
     def sync_after_message(self, conversation_id: str) -> None:
-        """Sync once the sandbox has had time to report what its agent does with what it was told."""
+        """Schedule a sync for when the sandbox has reported the agent's reaction to a message."""
         self.sync_soon(conversation_id, wait_seconds=self.config.webhook_flush_seconds)
 
     async def has_events(self, conversation_id: str) -> bool:
-        """Whether anything is stored of what happened in a conversation."""
+        """Return whether the log of a conversation has any events."""
         last = await self.events.find_last(conversation_id)
         return last is not None and last >= 0
 
     async def number_of(self, conversation_id: str, event_id: str) -> int:
-        """Return the number of an event of a conversation; raises NotFound."""
+        """Return the sequence number of an event; raises NotFound."""
         [event] = await self.events.find_many(conversation_id, [event_id])
         if event is None:
             raise NotFound("This conversation has no such event: name one by its `id`")
@@ -213,44 +213,44 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
     async def sync_all(self) -> None:
         """Sync every conversation in a running sandbox, in the background; called once after a start.
 
-        A few at a time, those that were running first: all at once would keep waiting whoever
-        asks the server for anything.
+        A few at a time, those with running agents first: all at once would delay all requests to
+        the server.
         """
         self.supervisor.spawn("syncs after the start", self._sync_active)
 
     async def _sync_active(self) -> None:
         left = iter(await self.stores.conversations.active_ids())
-        await asyncio.gather(*(self._sync_each(left) for _ in range(_AT_ONCE)))
+        await asyncio.gather(*(self._sync_each(left) for _ in range(_PARALLEL_SYNCS)))
 
     async def _sync_each(self, conversation_ids: Iterator[str]) -> None:
         for conversation_id in conversation_ids:
             self.sync_soon(conversation_id)
-            # An agent server that does not answer holds up nobody else's for long.
+            # An agent server that does not answer must not delay the other syncs for long.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WAIT_SECONDS):
                     await self.supervisor.join(f"sync {conversation_id}")
 
     async def sync_uncalled(self) -> None:
-        """Sync every conversation in a sandbox that delivers nothing by itself."""
+        """Sync every conversation in a sandbox that cannot deliver events by webhook."""
         for conversation in await self.stores.conversations.all_uncalled():
             if not self.supervisor.is_running(f"sync {conversation.id}"):
                 self.sync_soon(conversation.id)
 
     async def sync_stale(self) -> None:
-        """Sync the conversations that something happened in since their last sync."""
+        """Sync the conversations with activity since their last sync."""
         for conversation_id in list(self._stale):
             self.sync_soon(conversation_id)
 
     async def watch(self) -> None:
-        """Ask the agent servers of runs whether they are there; called every few seconds."""
+        """Probe the agent servers of running conversations; called every few seconds."""
         asked = self.liveness.all()
         for conversation_id in self._stale | self._syncing:
             found = await self.stores.conversations.find(conversation_id)
             if found is not None and found.execution_status is ExecutionStatus.RUNNING:
                 asked.add(found.sandbox_id or "")
-        await asyncio.gather(*(self._listen(sandbox_id) for sandbox_id in asked))
+        await asyncio.gather(*(self._probe(sandbox_id) for sandbox_id in asked))
 
-    async def _listen(self, sandbox_id: str) -> None:
+    async def _probe(self, sandbox_id: str) -> None:
         agent = await self.sandboxes.find_agent(sandbox_id)
         if agent is None:
             self.liveness.forget(sandbox_id)
@@ -259,10 +259,10 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             self.liveness.note(sandbox_id, is_alive=await agent.is_alive(), asked_at=asked_at)
 
     def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
-        """Sync in the background; one that does not work out is tried again later."""
+        """Schedule a sync in the background; a failed one is retried later."""
         name = f"sync {conversation_id}"
         if self.supervisor.is_running(name):
-            # It may be past what has just happened.
+            # The running sync may have fetched before the latest event: sync again later.
             self._stale.add(conversation_id)
             return
 
@@ -272,7 +272,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             try:
                 await self.sync(conversation_id)
             except AgentsvcError as exc:
-                self._put_off(conversation_id, exc)
+                self._retry_later(conversation_id, exc)
             else:
                 self._failing.discard(conversation_id)
             finally:
@@ -280,7 +280,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
 
         self.supervisor.spawn(name, work)
 
-    def _put_off(self, conversation_id: str, exc: AgentsvcError) -> None:
+    def _retry_later(self, conversation_id: str, exc: AgentsvcError) -> None:
         self._stale.add(conversation_id)
         if conversation_id not in self._failing:
             self._failing.add(conversation_id)
@@ -290,7 +290,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             )
 
     def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
-        """Sync the conversations of a sandbox that has begun to run."""
+        """Schedule a sync of the conversations in a sandbox that has started to run."""
         if after is None or after.status is not before.status:
             self.liveness.forget(before.id)
         is_up = after is not None and after.status is SandboxStatus.RUNNING
@@ -369,12 +369,12 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             try:
                 await self._stop_for_budget(conversation, agent)
             except AgentsvcError as exc:
-                self._put_off(conversation.id, exc)
+                self._retry_later(conversation.id, exc)
 
         self.supervisor.spawn(f"budget {conversation.id}", work)
 
     async def _stop_for_budget(self, conversation: Conversation, agent: AgentServer | None) -> None:
-        """Interrupt the run, if there is an agent to tell, and note that this is done."""
+        """Interrupt the run, if there is an agent, and clear the stop flag."""
         if agent is not None:
             await agent.interrupt(conversation.id)
 
@@ -397,7 +397,7 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
         conversation = facts.learn_status(conversation, info.execution_status, known.status_at)
     if info.stats is not None and known.stats_at == asked_at.stats_at:
         conversation = facts.learn_stats(conversation, info.stats, known.stats_at)
-    title = (info.title or "")[:_TITLE_CHARS].translate(_BLANKS).strip()
+    title = (info.title or "")[:_TITLE_CHARS].translate(_CONTROL_TO_BLANK).strip()
     if title and conversation.title_source is TitleSource.DEFAULT:
         conversation = msgspec.structs.replace(
             conversation, title=title, title_source=TitleSource.AGENT
@@ -408,15 +408,15 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
 
 
 def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:
-    told = (event for event in events if event.kind == STATE_KIND)
-    return [head for event in told if (head := read_head(event.body)) is not None]
+    states = (event for event in events if event.kind == STATE_KIND)
+    return [head for event in states if (head := read_head(event.body)) is not None]
 
 
 async def _note_spend(tx: Transaction, before: Conversation, after: Conversation) -> str:
-    """Count what has been spent since; return why no more may be, or an empty text."""
+    """Add the new spend to the user's; return why the quota forbids more, or an empty text."""
     if after.metrics == before.metrics:
         return ""
-    # What went through this server was counted then.
+    # The model proxy has counted the requests that went through this server.
     counted = await find_usage(tx, before.id)
     return await note_use(tx, after, used_of(before, counted), used_of(after, counted))
 
@@ -432,30 +432,30 @@ def _budget_event(conversation: Conversation) -> bytes:
 
 
 def error_event(code: str, detail: str) -> bytes:
-    """Return an event of the server's own that tells what went wrong."""
+    """Return an event of the server itself that reports an error."""
     return _own_event("ConversationErrorEvent", code=code, detail=detail)
 
 
 def wish_event(wish: str) -> bytes:
-    """Return an event of the server's own that tells what the agent was asked to do."""
+    """Return an event of the server itself that records what the agent was asked to do."""
     return _own_event(STATE_KIND, key=WISH_KEY, value=wish)
 
 
 def refusal_event(status: int, message: str) -> bytes:
-    """Return an event of the server's own that tells that a model does not answer now."""
+    """Return an event of the server itself that reports a failing model."""
     value = {"status": status, "message": message}
     return _own_event(STATE_KIND, key=REFUSAL_KEY, value=value)
 
 
 def event_time(*, ago: timedelta = timedelta()) -> str:
-    """Return the present time as agent servers give it in their events; sandboxes run on UTC."""
+    """Return the present time in the format of agent servers' events; sandboxes run on UTC."""
     return (now() - ago).astimezone(UTC).replace(tzinfo=None).isoformat()
 
 
 def _may_begin(conversation: Conversation) -> bool:
-    """Whether an agent that rests was told to go on so lately that it may not have begun."""
+    """Return whether an idle agent was told to run so recently that it may not have begun."""
     is_at_rest = conversation.execution_status in (None, ExecutionStatus.IDLE)
-    return is_at_rest and conversation.facts.run_asked_at > event_time(ago=_BEGINS_WITHIN)
+    return is_at_rest and conversation.facts.run_asked_at > event_time(ago=_MAX_BEGIN_DELAY)
 
 
 def _own_event(kind: str, **members: str | dict[str, Any]) -> bytes:

@@ -1,9 +1,9 @@
-"""The event log: append, search, count. Bodies are kept as the bytes the agent server sent.
+"""The event log: append, search, count. Bodies are stored as the bytes that the agent server sent.
 
-Only of an event that is too large a stub is kept: its head, `"truncated": true` and its size.
-Only the head of an event is read here; what events mean is for `conversations` and the API
-generations to know. A log belongs to its conversation and is deleted with it. What was stored is
-announced, and so is each streaming delta that is not.
+An event that is too large is stored as a stub: its head, `"truncated": true` and its size. Only the
+head of an event is parsed here; other modules and the API generations interpret events. A log
+belongs to its conversation and is deleted with it. Stored events are announced on the bus, and so
+are streaming deltas that are not stored.
 """
 
 import asyncio
@@ -24,36 +24,36 @@ from agentsvc.storage import Database, Transaction
 log = logging.getLogger(__name__)
 
 LARGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
-"""Of larger ones only a stub is kept; a page of events is built in memory."""
+"""Larger events are stored as stubs, because a page of events is built in memory."""
 
 DELTA_KIND: Final = "StreamingDeltaEvent"
 
 IMPORTED_KEY: Final = "imported_event"
-"""The state that an event of another server's older generation is kept in as it was."""
+"""The state that holds an imported event of another server's V0 API unchanged."""
 
 WISH_KEY: Final = "asked_agent_state"
-"""The state that tells what a client of the older generation asked the agent to do."""
+"""The state that records what a V0 client asked the agent to do."""
 
 REFUSAL_KEY: Final = "model_refusal"
-"""The state that tells that the model does not answer now, and that the agent asks it again."""
+"""The state that reports a failing model that the agent retries."""
 
 _WHOLE_KINDS: Final = frozenset({"MessageEvent", "ActionEvent"})
-"""The events that have whole what deltas have in pieces."""
+"""The kinds of events that hold the whole text of the deltas before them."""
 
 _MANY: Final = 8
-"""How many events may be read at once whatever their size."""
+"""How many events may be read by id at once, whatever their size."""
 _LONGEST_TEXT = 255
 _LATEST_BYTES = 64 * 1024
 _LATEST_EVENTS = 100
 _LATEST_CONVERSATIONS = 64
 
 
-def _weigh(page: tuple[list[bytes], str | None]) -> int:
+def _page_weight(page: tuple[list[bytes], str | None]) -> int:
     return sum(1 + len(body) // 1024 for body in page[0])
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What every event has."""
+    """The members that every event has."""
 
     id: str
     kind: str
@@ -62,35 +62,34 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventHead(Head, frozen=True, kw_only=True):
-    """What is read of an event; `key` and `value` are there in updates of the state."""
+    """The parsed head of an event; updates of the state also have `key` and `value`."""
 
     key: Any = None
-    """The name of what has changed, where the event is as it should be."""
+    """The name of the changed state; any JSON value in a malformed event."""
     value: msgspec.Raw = msgspec.Raw()
-    """Empty where there is none."""
+    """Empty if the event has none."""
 
 
 class EventLog:
-    """Every event of every conversation."""
+    """The events of all conversations."""
 
     def __init__(self, db: Database, event_bus: EventBus, *, store_deltas: bool) -> None:
         self._db = db
         self._event_bus = event_bus
         self.store_deltas = store_deltas
-        self._latest = _Latest()
+        self._latest = _LatestEvents()
 
     async def append(
         self, tx: Transaction, conversation_id: str, raw: Iterable[bytes | msgspec.Raw]
     ) -> list[StoredEvent]:
-        """Store the events that are new and return them, numbered without gaps.
+        """Store the new events and return them, numbered without gaps.
 
-        The same event may come any number of times. What is no event or belongs to no known
-        conversation is skipped and logged; an event that is too large is logged and stored as
-        a stub.
+        Idempotent by event id. Items that are not events, and events of an unknown conversation,
+        are skipped and logged; an event that is too large is logged and stored as a stub.
         """
         batch = _Batch()
         for item in map(bytes, raw):
-            head = _check(item)
+            head = _parse(item)
             if head is None:
                 batch.skipped += 1
             elif self.store_deltas or head.kind != DELTA_KIND:
@@ -108,42 +107,41 @@ class EventLog:
     async def announce_deltas(
         self, conversation_id: str, deltas: Sequence[bytes], *, after: int
     ) -> None:
-        """Announce deltas that are not stored and came behind the event of a number.
+        """Announce deltas that are not stored and follow the event with the number `after`.
 
-        Those whose whole message is stored already are left out.
+        They are dropped if a later whole message or action of the agent is stored already.
         """
         state = await event_table.find_state(self._db, conversation_id, ())
         if state is None:
             return
-        if state.next_seq - 1 > after:
-            said = await event_table.says_any(self._db, conversation_id, _WHOLE_KINDS, after)
-            if said:
-                return
-        for news in _news(state, conversation_id, deltas, []):
-            self._event_bus.announce(news)
+        has_later = state.next_seq - 1 > after
+        if has_later and await event_table.says_any(self._db, conversation_id, _WHOLE_KINDS, after):
+            return
+        for notice in _notices(state, conversation_id, deltas, []):
+            self._event_bus.announce(notice)
 
     async def copy(self, tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
-        """Give a conversation without events those of another one, up to a number or all.
+        """Copy the events of a conversation, up to the number `until`, to one without events.
 
-        They are not announced: nobody can follow a conversation before it is stored, and
-        webhooks were told of them as those of the other one. Raises NotFound where that is gone.
+        They are not announced: nobody can follow a conversation before it is stored, and webhooks
+        have delivered them for the original. Raises NotFound if the original is gone.
         """
         await event_table.copy(tx, from_id, to_id, until)
         tx.after_commit(lambda: self._latest.forget(to_id))
 
     async def load(self, tx: Transaction, conversation_id: str, raw: Iterable[bytes]) -> int:
-        """Give a conversation without events those it had elsewhere, as `copy` does.
+        """Store imported events in a conversation without events, unannounced as in `copy`.
 
-        Return how many are left out since they are no events, or come twice.
+        Return how many items were skipped because they are invalid or duplicates.
         """
         found: dict[str, tuple[Head, bytes]] = {}
         given = 0
         for item in raw:
             given += 1
-            head = _check(item)
+            head = _parse(item)
             if head is not None and head.id not in found:
                 found[head.id] = (head, _bounded(head, item, conversation_id))
-        # The number comes first: webhooks are told of no event below it.
+        # Set the number first: webhooks deliver no event below it.
         await event_table.set_next_seq(tx, conversation_id, len(found))
         await event_table.insert_many(tx, _number(conversation_id, 0, found.values()))
         tx.after_commit(lambda: self._latest.forget(conversation_id))
@@ -154,8 +152,8 @@ class EventLog:
     ) -> tuple[list[StoredEvent], str | None]:
         """Return a page of events in the order of their times, and the id of the next page.
 
-        There may be fewer of them than asked for, and more behind them, where some are large.
-        Raises InvalidRequest for a page id that this server did not give.
+        A page with large events may be shorter than `limit` although more follow.
+        Raises InvalidRequest for a page id that this server did not issue.
         """
         page, next_page_id = await event_table.read_page(
             self._db, event_table.EVENTS, conversation_id, query, page_id=page_id, limit=limit
@@ -165,14 +163,14 @@ class EventLog:
     async def pages(
         self, conversation_id: str, query: EventQuery, *, limit: int
     ) -> AsyncGenerator[list[StoredEvent], None]:
-        """Yield every page of a search; one of no events has one page."""
+        """Yield all pages of a search; a search without results has one empty page."""
         page_id = None
         while True:
             page, page_id = await self.search(conversation_id, query, page_id=page_id, limit=limit)
             yield page
             if page_id is None:
                 return
-            # A query is not waited for: others have their turn here.
+            # A query does not suspend this task, so let others run here.
             await asyncio.sleep(0)
 
     async def search_bodies(
@@ -187,21 +185,21 @@ class EventLog:
             return [row[-1] for row in page], next_page_id
 
         key = (EventLog.search_bodies, conversation_id, query, page_id, limit)
-        return await self._db.keep(key, read, weigh=_weigh)
+        return await self._db.keep(key, read, weigh=_page_weight)
 
     async def count(self, conversation_id: str, query: EventQuery) -> int:
-        """Return how many events a search finds on all its pages."""
+        """Return the number of events that match a query."""
         if msgspec.structs.replace(query, descending=False) == EventQuery():
-            # They are numbered without gaps, and only the first ones are ever deleted.
+            # Events are numbered without gaps, and only the oldest ones are ever deleted.
             last = await self.find_last(conversation_id)
             first = await self.find_first(conversation_id)
             return 0 if last is None or first is None else last - first + 1
         return await event_table.count(self._db, conversation_id, query)
 
     async def find_many(self, conversation_id: str, ids: Sequence[str]) -> list[StoredEvent | None]:
-        """Return the event of each id, or None; a UUID is found in its dashed and plain form.
+        """Return the event of each id, or None; a UUID matches in its dashed and plain form.
 
-        Raises ExportTooLarge for many that are large.
+        Raises ExportTooLarge if more than `_MANY` events are too large together.
         """
         forms = {form for event_id in ids for form in _forms(event_id)}
         if len(ids) > _MANY:
@@ -217,7 +215,7 @@ class EventLog:
     async def read_range(
         self, conversation_id: str, *, from_seq: int, limit: int
     ) -> list[StoredEvent]:
-        """Return events in the order of their arrival, beginning with a number."""
+        """Return events in the order of arrival, from a sequence number on."""
         params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
         return await event_table.read(self._db, event_table.RANGE, params)
 
@@ -230,9 +228,9 @@ class EventLog:
         limit: int,
         max_bytes: int,
     ) -> list[StoredEvent]:
-        """Return events as `read_range` does, so few that little more than the bytes are read.
+        """Return events as `read_range` does, and stop after the event that reaches `max_bytes`.
 
-        Those that were stored a moment ago are at hand for everyone who follows a conversation.
+        The latest events come from a cache that all followers of a conversation share.
         """
         latest = self._latest.find(conversation_id, from_seq, to_seq)
         if latest:
@@ -247,11 +245,11 @@ class EventLog:
         return await event_table.read(self._db, event_table.STRETCH, params)
 
     async def find_first(self, conversation_id: str) -> int | None:
-        """Return the number of the first event that is still there, None if there is none."""
+        """Return the number of the oldest stored event, or None without events."""
         return await self._db.value(event_table.FIRST, {"conversation_id": conversation_id})
 
     async def find_last(self, conversation_id: str) -> int | None:
-        """Return the number of the last event, -1 if there is none, None for no conversation."""
+        """Return the number of the last event; -1 without events, None without the conversation."""
         state = await event_table.find_state(self._db, conversation_id, ())
         return None if state is None else state.next_seq - 1
 
@@ -271,13 +269,13 @@ class EventLog:
             tx.after_commit(lambda: self._latest.add(conversation_id, events))
             await event_table.insert_many(tx, events)
             await event_table.set_next_seq(tx, conversation_id, state.next_seq + len(events))
-        for news in _news(state, conversation_id, batch.order, events):
-            tx.after_commit(partial(self._event_bus.announce, news))
+        for notice in _notices(state, conversation_id, batch.order, events):
+            tx.after_commit(partial(self._event_bus.announce, notice))
         return events
 
 
 class _Batch(msgspec.Struct, kw_only=True):
-    """What came at once: the events to store, and the order of their ids and of the deltas."""
+    """A received batch: the events to store, and the order of their ids and of the deltas."""
 
     found: dict[str, tuple[Head, bytes]] = {}
     order: list[str | bytes] = []
@@ -294,19 +292,19 @@ _event_head = msgspec.json.Decoder(EventHead)
 
 
 def read_head(body: bytes) -> EventHead | None:
-    """Return the head of an event, or None if this is no event."""
+    """Parse the head of an event; return None if it is invalid."""
     return decode_or_none(body, _event_head)
 
 
 def read_time(item: bytes) -> str:
-    """Return the time of an event as it is stored, an empty text for what is not stored as one."""
-    head = _check(item)
+    """Return the time of an event as it is stored, empty for an invalid event."""
+    head = _parse(item)
     return head.timestamp if head else ""
 
 
-def _check(item: bytes) -> Head | None:
+def _parse(item: bytes) -> Head | None:
     try:
-        # msgspec does not look at the encoding of what it skips.
+        # msgspec does not validate the encoding of values that it skips.
         item.decode()
         head = _head.decode(item)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -338,10 +336,10 @@ def _number(
     ]
 
 
-def _news(
+def _notices(
     state: LogState, conversation_id: str, order: Iterable[str | bytes], events: list[StoredEvent]
 ) -> Iterable[Notice]:
-    """Return what to announce: each delta, with what was stored before it, and the last event."""
+    """Yield a notice for each delta, with the number of the event before it, and one for events."""
     last = state.next_seq - 1
     numbers = {event.id: event.seq for event in events}
     notice = partial(
@@ -356,15 +354,15 @@ def _news(
         yield notice(subject=Subject.EVENTS, seq=last)
 
 
-class _Latest:
-    """The events that were stored last: a few, of the conversations that had any last."""
+class _LatestEvents:
+    """A cache of the latest events of the conversations with the latest activity."""
 
     def __init__(self) -> None:
         self._windows: OrderedDict[str, deque[StoredEvent]] = OrderedDict()
         self._sizes: dict[str, int] = {}
 
     def add(self, conversation_id: str, events: Sequence[StoredEvent]) -> None:
-        """Remember events that follow each other; what does not follow what was known replaces it."""
+        """Append consecutive events; clear the conversation's window first if there is a gap."""
         window = self._windows.pop(conversation_id, deque())
         size = self._sizes.get(conversation_id, 0)
         if window and window[-1].seq + 1 != events[0].seq:
@@ -381,12 +379,12 @@ class _Latest:
             del self._sizes[oldest]
 
     def forget(self, conversation_id: str) -> None:
-        """Know nothing of one that begins with others, which may have the id of one that was deleted."""
+        """Drop a conversation's window: a new conversation may have the id of a deleted one."""
         self._windows.pop(conversation_id, None)
         self._sizes.pop(conversation_id, None)
 
     def find(self, conversation_id: str, from_seq: int, to_seq: int | None) -> list[StoredEvent]:
-        """Return the events between two numbers, nothing unless all of them are known."""
+        """Return the events from one number to another, or nothing unless all are cached."""
         window = self._windows.get(conversation_id)
         if to_seq is None or not window or not window[0].seq <= from_seq <= to_seq:
             return []
@@ -397,7 +395,7 @@ class _Latest:
 
 
 def _forms(event_id: str) -> set[str]:
-    # Text that no stored id can be would not even reach the database.
+    # No stored id has such characters, and the database would reject some of them.
     if not event_id.isprintable():
         return set()
     plain = values.parse_uuid(event_id)

@@ -1,4 +1,4 @@
-"""The SQL of events, and what is stored of each."""
+"""The SQL of events."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from agentsvc.storage import Queryable, Transaction, record_of
 class StoredEvent(msgspec.Struct, frozen=True):
     """One event of a conversation; `seq` counts from 0 in the order of arrival.
 
-    The fields have the order of the columns in `_COLUMNS`: a page has a hundred of them.
+    The fields have the order of the columns in `_COLUMNS`, so that rows convert fast.
     """
 
     conversation_id: str
@@ -25,10 +25,10 @@ class StoredEvent(msgspec.Struct, frozen=True):
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events, and in which order; times compare as text, as the agent server's do.
+    """A filter and an order for events; times compare as text, as at the agent server.
 
-    `logged` leaves out what the agent server tells but does not log: deltas and full states.
-    `kinds` are the only ones there are, empty for all.
+    `logged` excludes the events that the agent server sends but does not log: deltas and full
+    states. `kinds` are the kinds to include, empty for all.
     """
 
     kind: str | None = None
@@ -40,7 +40,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the log of a conversation is, and which of some events it has."""
+    """The next sequence number of a conversation's log, and which of some ids it has."""
 
     user_id: str
     next_seq: int
@@ -48,8 +48,8 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SMALL_BYTES = 64 * 1024
-_LARGE_TOGETHER = 16 * 1024 * 1024
-"""How many bytes those events of a page have together that are not small, but for the last one."""
+_MAX_LARGE_BYTES = 16 * 1024 * 1024
+"""A page ends with the event by which its events over `_SMALL_BYTES` reach this total."""
 _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
 _SMALL = f"CASE WHEN LENGTH(body) <= {_SMALL_BYTES} THEN body END AS body FROM events"
 EVENTS = f"SELECT conversation_id, seq, id, kind, timestamp, source, {_SMALL}"
@@ -93,7 +93,7 @@ _LOGGED = """
 async def find_state(
     source: Queryable, conversation_id: str, ids: Iterable[str]
 ) -> LogState | None:
-    """Return how far a conversation is and which of the ids it has, or None."""
+    """Return the state of a conversation's log and which of the ids it has, or None."""
     sql = """
         SELECT c.user_id, c.next_seq, (
             SELECT json_group_array(e.id)
@@ -109,7 +109,7 @@ async def find_state(
 
 
 async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
-    """Add events that are new."""
+    """Insert events."""
     sql = """
         INSERT INTO events
             (conversation_id, seq, id, kind, timestamp, source, body, received_at)
@@ -121,8 +121,8 @@ async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
 
 
 async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
-    """Add the events of one conversation, up to a number, to another that has none; raises NotFound."""
-    # The number comes first: webhooks are told of no event below it.
+    """Copy events, up to a number, to a conversation without events; raises NotFound."""
+    # Set the number first: webhooks deliver no event below it.
     sql = """
         UPDATE conversations
         SET next_seq = first.next_seq
@@ -149,7 +149,7 @@ async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> 
 
 
 async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:
-    """Remember the number of the next event."""
+    """Set the sequence number of the next event."""
     sql = "UPDATE conversations SET next_seq = :next_seq WHERE id = :conversation_id"
     await tx.run(sql, {"conversation_id": conversation_id, "next_seq": next_seq})
 
@@ -165,36 +165,36 @@ async def read_page(
 ) -> tuple[list[Sequence[Any]], str | None]:
     """Return a page of rows with the body in the last column, and the id of the next page.
 
-    There may be fewer than asked for, where some are large. Raises InvalidRequest for a foreign id.
+    A page with large events may be shorter than `limit`. Raises InvalidRequest for an invalid id.
     """
     after = None if page_id is None else decode_cursor(page_id, str, int)
-    conditions, params = _narrow(conversation_id, query, after)
+    conditions, params = _conditions(conversation_id, query, after)
     order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
     sql = f"{columns} {conditions} {order}"
     rows = await source.all(sql, {**params, "limit": limit + 1})
     page: list[Sequence[Any]] = []
-    looked_at, left = 0, _LARGE_TOGETHER
+    read_count, left = 0, _MAX_LARGE_BYTES
     for row in rows[:limit]:
         if left <= 0:
             break
-        looked_at += 1
+        read_count += 1
         if row[-1] is not None:
             page.append(row)
             continue
         body = await source.value(_BODY, {**params, "seq": row["seq"]})
-        # One that is not there any more was deleted meanwhile.
+        # The event may have been deleted since the query.
         if body is not None:
             page.append((*row[:-1], body))
             left -= len(body)
-    if looked_at == len(rows):
+    if read_count == len(rows):
         return page, None
-    last = rows[looked_at - 1]
+    last = rows[read_count - 1]
     return page, encode_cursor(last["timestamp"], last["seq"])
 
 
 async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
-    """Return how many events fit the query."""
-    conditions, params = _narrow(conversation_id, query, None)
+    """Return the number of events that match a query."""
+    conditions, params = _conditions(conversation_id, query, None)
     sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
     return int(await source.value(sql, params) or 0)
 
@@ -202,8 +202,8 @@ async def count(source: Queryable, conversation_id: str, query: EventQuery) -> i
 async def says_any(
     source: Queryable, conversation_id: str, kinds: Iterable[str], after: int
 ) -> bool:
-    """Return whether an event behind a number is of the agent and of one of these kinds."""
-    # The sign has SQLite go by the numbers: mostly, few events are behind this one.
+    """Return whether the agent has an event of one of these kinds after a number."""
+    # The unary plus makes SQLite use the index by number: mostly, few events follow this one.
     sql = """
         SELECT 1 FROM events
         WHERE conversation_id = :conversation_id AND seq > :after AND source = 'agent'
@@ -215,23 +215,23 @@ async def says_any(
 
 
 async def size_of_many(source: Queryable, conversation_id: str, ids: Iterable[str]) -> int:
-    """Return how many bytes the events of these ids have."""
+    """Return the total size of the events with these ids, in bytes."""
     sql = " ".join(["SELECT SUM(LENGTH(body)) FROM events", _WHERE, OF_IDS])
     params = {"conversation_id": conversation_id, "ids": to_json(ids)}
     return int(await source.value(sql, params) or 0)
 
 
 async def read(source: Queryable, which: str, params: Mapping[str, Any]) -> list[StoredEvent]:
-    """Return the events of a conversation that fit a condition."""
+    """Return the events of a conversation that match a condition, such as `RANGE`."""
     rows = await source.all(f"{_COLUMNS} {_WHERE} {which}", params)
     return [StoredEvent(*row) for row in rows]
 
 
-def _narrow(
+def _conditions(
     conversation_id: str, query: EventQuery, after: tuple[str, int] | None
 ) -> tuple[str, dict[str, str | int]]:
-    # One lower and one upper bound, both on what the indexes are sorted by, and only those that
-    # are set: SQLite picks its index, and where in it to begin, by what the statement says.
+    # At most one lower and one upper bound, both on the columns of the indexes, and only if set:
+    # SQLite chooses the index, and the position in it to start from, by the text of the statement.
     low = None if query.timestamp_gte is None else (query.timestamp_gte, -1)
     high = None if query.timestamp_lt is None else (query.timestamp_lt, -1)
     if after and query.descending:
@@ -258,5 +258,5 @@ def _narrow(
 
 
 def to_json(ids: Iterable[str]) -> str:
-    """Return ids as a statement takes them."""
+    """Return ids as the JSON array that `json_each` takes."""
     return msgspec.json.encode(list(ids)).decode()

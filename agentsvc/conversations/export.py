@@ -1,4 +1,4 @@
-"""A conversation as a zip file, written while it is being sent; only a page of it is in memory."""
+"""Zip export of a conversation, streamed: only one page of events is in memory."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Exports:
-    """Packs conversations, each at most once at a time."""
+    """Exports conversations; one export of a conversation at a time."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -30,10 +30,10 @@ class Exports:
     async def open(
         self, conversation_id: str, meta: bytes
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """Give the parts of a zip file of `meta.json` and one file for each event.
+        """Yield the chunks of a zip file with `meta.json` and one file for each event.
 
-        Raises, before there is a part, Conflict while another one of the conversation goes on,
-        and ExportTooLarge.
+        Raises, before the first chunk, Conflict while another export of the conversation runs, and
+        ExportTooLarge.
         """
         if conversation_id in self._running:
             raise Conflict("A download of this conversation is already running")
@@ -51,7 +51,7 @@ class Exports:
             self._running.discard(conversation_id)
 
     async def _pack(self, conversation_id: str, meta: bytes) -> AsyncGenerator[bytes, None]:
-        out, moment = _Outlet(), now().timetuple()[:6]
+        out, moment = _WriteBuffer(), now().timetuple()[:6]
         archive = zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED)
 
         def add(files: Sequence[tuple[str, bytes]]) -> None:
@@ -75,12 +75,12 @@ class Exports:
 
 
 def _name(number: int, event: StoredEvent) -> str:
-    # Ids come out of sandboxes: none may name a place outside of the archive, or be no file's name.
+    # Ids come from sandboxes: none may be a path outside of the archive or an invalid file name.
     return f"event_{number:06d}_{_UNSAFE.sub('_', event.id[:_ID_CHARS])}.json"
 
 
-class _Outlet(io.RawIOBase):
-    """A file that only goes forward, and hands over what was written."""
+class _WriteBuffer(io.RawIOBase):
+    """A write-only file without seek; `take` returns and clears the written bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,4 +1,4 @@
-"""Derives status, cost and activity of a conversation from its events. Pure."""
+"""Status, cost and tags of a conversation, derived from its events. Pure."""
 
 import itertools
 import re
@@ -16,7 +16,7 @@ from agentsvc.domain import ExecutionStatus
 from agentsvc.models import MAX_USED
 
 TAGS_MAX: Final = 64
-"""How many tags a conversation may have."""
+"""The most tags that a conversation may have."""
 _MAX_LOOKED_AT: Final = 1000
 _TAG_NAME: Final = re.compile(r"[a-z0-9]{1,64}")
 _TAG_VALUE_CHARS: Final = 256
@@ -34,7 +34,7 @@ _status = msgspec.json.Decoder(str)
 
 
 def learn(conversation: Conversation, heads: Iterable[EventHead]) -> Conversation:
-    """Return the conversation with what these events tell, in whatever order they come."""
+    """Return the conversation updated by state events, which may come in any order."""
     for head in heads:
         if head.kind == STATE_KIND and head.value:
             status, stats = _read(head.key, bytes(head.value))
@@ -45,7 +45,7 @@ def learn(conversation: Conversation, heads: Iterable[EventHead]) -> Conversatio
 
 
 def learn_status(conversation: Conversation, status: str | None, at: str) -> Conversation:
-    """Return the conversation with this status, unless a later one is known."""
+    """Return the conversation with a status, unless a later one is known or it is invalid."""
     if status is None or at < conversation.facts.status_at:
         return conversation
     try:
@@ -59,10 +59,10 @@ def learn_status(conversation: Conversation, status: str | None, at: str) -> Con
 
 
 def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -> Conversation:
-    """Return the conversation with these costs, unless later ones are known, or they cannot be."""
+    """Return the conversation with these costs, unless later ones are known or they are invalid."""
     count = len(stats.usage_to_metrics)
     if at < conversation.facts.stats_at or not 0 < count <= _MAX_LOOKED_AT:
-        # The first full state of a conversation has no costs yet; they are not reset by it.
+        # The first full state of a conversation has no costs yet and must not reset them.
         return conversation
     tokens = tokens_of(stats.usage_to_metrics.values())
     counts = (stats.accumulated_cost, *msgspec.structs.astuple(tokens))
@@ -80,9 +80,10 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
 
 
 def learn_tags(conversation: Conversation, tags: Mapping[str, str]) -> Conversation:
-    """Return the conversation with these tags besides its own, as far as an agent server has such.
+    """Return the conversation with the tags of an agent server merged into its own.
 
-    Its newest values win; tags that it does not name stay, and there are at most `TAGS_MAX`.
+    The agent server's values win, other tags are kept; invalid tags, and those beyond `TAGS_MAX`,
+    are ignored.
     """
     merged = dict(conversation.tags)
     for name, value in itertools.islice(tags.items(), _MAX_LOOKED_AT):
@@ -93,15 +94,15 @@ def learn_tags(conversation: Conversation, tags: Mapping[str, str]) -> Conversat
 
 
 def cost_of(conversation: Conversation) -> float:
-    """Return what a conversation has cost so far, in US dollars."""
+    """Return the cost of a conversation so far, in US dollars."""
     return conversation.metrics.accumulated_cost if conversation.metrics else 0.0
 
 
 def is_over_budget(conversation: Conversation) -> bool:
-    """Whether a run must be interrupted now.
+    """Return whether a run must be interrupted now.
 
-    A run is stopped when the cost has reached the budget; after the user has gone on in spite of
-    that, it is stopped again at each further step that costs something.
+    A run is stopped when its cost reaches the budget. If the user continues anyway, it is stopped
+    again after each further step that costs something.
     """
     metrics, budget = conversation.metrics, conversation.max_budget
     if metrics is None or budget is None or metrics.accumulated_cost < budget:
@@ -111,9 +112,9 @@ def is_over_budget(conversation: Conversation) -> bool:
 
 
 def goes_on_over_budget(conversation: Conversation, spent: float) -> bool:
-    """Whether a run that was stopped for its budget has cost nothing since: it may take a step.
+    """Return whether a run that was stopped for its budget may take a step: no cost since then.
 
-    Nobody but the user lets it go on.
+    Only the user continues such a run.
     """
     stopped_at = conversation.facts.budget_stop_cost
     is_stopped = stopped_at is not None and not conversation.facts.is_stop_due
@@ -121,12 +122,12 @@ def goes_on_over_budget(conversation: Conversation, spent: float) -> bool:
 
 
 def mark_budget_stop(conversation: Conversation) -> Conversation:
-    """Return the conversation with the note that it is to be stopped at its present cost."""
+    """Return the conversation with the flag to stop its run at the present cost."""
     return conversation.with_facts(budget_stop_cost=cost_of(conversation), is_stop_due=True)
 
 
 def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]:
-    """Return the status and the costs in the value of a state's update, where it has them."""
+    """Return the status and the costs in a state update, None for each that it lacks."""
     match key:
         case "execution_status":
             return decode_or_none(value, _status), None
@@ -141,6 +142,6 @@ def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]
 
 
 def _read_stats(raw: bytes) -> ConversationStats | None:
-    """Return costs, None where they have more parts than any: all writes wait for this."""
+    """Decode costs; return None if they have too many parts, because all writes wait for this."""
     further = itertools.islice(_NAMED_OBJECT.finditer(raw), _MAX_LOOKED_AT, None)
     return decode_or_none(raw, _stats) if next(further, None) is None else None

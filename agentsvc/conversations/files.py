@@ -1,6 +1,6 @@
-"""Reads files, git changes, skills and hooks from a conversation's sandbox.
+"""Files, git changes, skills and hooks, read from a conversation's running sandbox.
 
-Nothing is kept here. What a sandbox does not run for cannot be read.
+Nothing is stored here.
 """
 
 import logging
@@ -20,15 +20,15 @@ from agentsvc.settings import SettingsStore
 log = logging.getLogger(__name__)
 
 USUAL_ROOT: Final = "/workspace/project"
-"""Where clients take every project to be; it is there in containers, and stands for it elsewhere."""
+"""The root that clients assume for projects: a directory in containers, an alias elsewhere."""
 
 MAX_LISTED: Final = 2000
-"""Of more files in a project only so many are listed."""
+"""The most files that a listing has; further ones are left out."""
 
 _CONTAINER_ROOT: Final = "/workspace"
 _LIST_SECONDS: Final = 20.0
 _NOT_LISTED: Final = (".git", ".venv", "__pycache__", "node_modules")
-# The names are sorted as bytes, so that the same ones are left out each time.
+# Sorted as bytes, so that a limited listing is the same each time.
 _LIST: Final = """
 cd -- {folder} 2>/dev/null || exit 0
 find . -type d \\( {hidden} \\) -prune -o -type f -print 2>/dev/null |
@@ -37,52 +37,52 @@ find . -type d \\( {hidden} \\) -prune -o -type f -print 2>/dev/null |
 
 
 class Skill(msgspec.Struct, frozen=True, kw_only=True):
-    """Something an agent of the conversation has learned, and the words that call for it."""
+    """A skill of a conversation's agent, and the words that trigger it."""
 
     name: str
     """Name of the skill"""
     type: str
-    """`repo` is always told to the agent, `knowledge` when one of its triggers is said,
-    `agentskills` when the agent asks for it"""
+    """`repo` is always in the agent's prompt, `knowledge` after a message with one of its triggers,
+    `agentskills` when the agent requests it"""
     content: str
     """Text of the skill, in Markdown"""
     triggers: list[str] = []
-    """Words in a message that call for the skill; empty if none do"""
+    """Words in a message that trigger the skill; may be empty"""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True, rename={"is_async": "async"}):
-    """One thing that is done when something happens."""
+    """An action that runs on an event of the agent."""
 
     type: str
-    """What is done; `command` runs a command"""
+    """Type of the action; `command` runs a shell command"""
     command: str
-    """The command, for a shell in the sandbox"""
+    """Command for a shell in the sandbox"""
     timeout: int = 60
-    """Seconds it may take"""
+    """Time limit in seconds"""
     is_async: bool = False
-    """Whether the agent goes on while it runs"""
+    """Whether the agent continues while it runs"""
 
 
 class HookMatcher(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that some hooks are for, as a name or pattern."""
+    """Hooks for the tools that match a name or pattern."""
 
     matcher: str
     """Name of a tool, or a pattern; `*` for every tool"""
     hooks: list[Hook]
-    """What is done for them"""
+    """Hooks that run for these tools"""
 
 
 class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What can happen, such as `pre_tool_use`, and the hooks on it."""
+    """An event of the agent, such as `pre_tool_use`, and its hooks."""
 
     event_type: str
-    """What has to happen, such as `pre_tool_use`"""
+    """Type of the event, such as `pre_tool_use`"""
     matchers: list[HookMatcher]
-    """The hooks on it, by the tools they are for"""
+    """Hooks of the event, by the tools that they apply to"""
 
 
 class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Reads out of the sandboxes that conversations live in."""
+    """Reads from the sandboxes of conversations."""
 
     conversations: Conversations
     sandboxes: Sandboxes
@@ -90,7 +90,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     has_public_skills: bool
 
     async def read_text(self, user_id: str, conversation_id: str, path: str) -> str:
-        """Return a text file, or an empty text if it cannot be had for whatever reason.
+        """Return a text file, or an empty text if it cannot be read for any reason.
 
         The path is relative to the project, or absolute.
         """
@@ -107,10 +107,9 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return ""
 
     async def list_files(self, user_id: str, conversation_id: str, path: str) -> list[str]:
-        """Return the files below a directory, however deep, relative to it.
+        """Return the relative paths of all files below a directory.
 
-        What is in no project's own history is left out: that of git, installed packages and
-        caches. Raises as `git_changes`.
+        Directories of git, installed packages and caches are left out. Raises as `git_changes`.
         """
         view = await self.conversations.get(user_id, conversation_id)
         command = listing_command(_locate(path, view))
@@ -120,10 +119,11 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     async def git_changes(
         self, user_id: str, conversation_id: str, path: str, *, ref: str | None = None
     ) -> list[GitChange]:
-        """Return which files below a directory differ from a ref, or else from the remote branch.
+        """Return the files below a directory that differ from a ref, by default the remote branch.
 
         Raises BadRequest for an unknown ref or path, Conflict while the sandbox is paused, NotFound
-        if it cannot be reached for another reason, AgentRefused or AgentUnavailable.
+        if it cannot be reached for another reason or the path is outside of the workspace, and
+        AgentRefused or AgentUnavailable.
         """
         check_ref(ref)
         view = await self.conversations.get(user_id, conversation_id)
@@ -132,13 +132,13 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     async def git_diff(
         self, user_id: str, conversation_id: str, path: str, *, ref: str | None = None
     ) -> GitDiff:
-        """Return a file as it is and as it is in a ref; raises as `git_changes`."""
+        """Return the contents of a file now and in a ref; raises as `git_changes`."""
         check_ref(ref)
         view = await self.conversations.get(user_id, conversation_id)
         return await self._require_agent(view).git_diff(_locate(path, view), ref=ref)
 
     async def skills(self, user_id: str, conversation_id: str) -> list[Skill]:
-        """Return the skills a conversation has, none unless its sandbox runs.
+        """Return the enabled skills of a conversation; empty unless its sandbox runs.
 
         Raises NotFound, AgentRefused or AgentUnavailable.
         """
@@ -153,7 +153,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [skill for skill in convert_answer(found, list[Skill]) if skill.name not in disabled]
 
     async def hooks(self, user_id: str, conversation_id: str) -> list[HookEvent]:
-        """Return the hooks the project has now, none unless its sandbox runs; raises as `skills`."""
+        """Return the project's present hooks; empty unless its sandbox runs. Raises as `skills`."""
         view = await self.conversations.get(user_id, conversation_id)
         agent = self.sandboxes.agent_of(view.sandbox)
         if agent is None:
@@ -179,13 +179,13 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def listing_command(folder: str) -> str:
-    """Return the command that lists the files below a directory, nothing for one not there."""
+    """Return the shell command that lists the files below a directory; it may be missing."""
     hidden = " -o ".join(f"-name {name}" for name in _NOT_LISTED)
     return _LIST.format(folder=quote(folder), hidden=hidden, limit=MAX_LISTED)
 
 
 def check_ref(ref: str | None) -> None:
-    """Raise BadRequest for what git would take for an option, or could never be a ref."""
+    """Raise BadRequest for a ref that git would parse as an option, or that is never valid."""
     if ref is None:
         return
     if not ref or ref.startswith("-") or not ref.isprintable() or " " in ref:
@@ -193,10 +193,10 @@ def check_ref(ref: str | None) -> None:
 
 
 def locate(path: str, *, project: str, root: str, conversation_id: str) -> str:
-    """Return the absolute path of a file in a sandbox with its projects below a root.
+    """Return the absolute path of a file in a sandbox whose projects are below `root`.
 
-    A relative one is below the project. One below the usual root is below the project too,
-    where projects are elsewhere.
+    Relative paths are relative to the project. If the root is elsewhere, paths below `USUAL_ROOT`
+    are mapped to the project as well.
     """
     if not path.startswith("/"):
         return f"{project}/{path}" if project else path
@@ -207,9 +207,9 @@ def locate(path: str, *, project: str, root: str, conversation_id: str) -> str:
 
 
 def _relocate(rest: str, project: str, conversation_id: str) -> str:
-    """Put what is behind the usual root behind the project's.
+    """Map the part of a path below `USUAL_ROOT` to the project directory.
 
-    Clients write the conversation's id or the repository's name before it, or neither.
+    Clients may put the conversation's id or the repository's name before it.
     """
     for name in (conversation_id, project.rsplit("/", 1)[-1]):
         if rest == f"/{name}" or rest.startswith(f"/{name}/"):
@@ -218,15 +218,15 @@ def _relocate(rest: str, project: str, conversation_id: str) -> str:
 
 
 def is_inside(path: str, *roots: str) -> bool:
-    """Whether an absolute path is one of the roots or below one, whatever dots are in it."""
+    """Return whether an absolute path, after `..` is resolved, is one of the roots or below one."""
     plain = normpath(path)
     return any(root and (plain == root or plain.startswith(f"{root}/")) for root in roots)
 
 
 def _locate(path: str, view: ConversationView) -> str:
-    """Return where a file is; raises NotFound for one outside of the sandbox's workspace.
+    """Return the absolute path of a file; raises NotFound outside of the sandbox's workspace.
 
-    Where the sandbox is only processes, the server's own files are in the same file system.
+    Process sandboxes share the file system with the server's own files.
     """
     project = view.conversation.working_dir.rstrip("/")
     root = view.sandbox.working_dir.rstrip("/") if view.sandbox else ""

@@ -1,8 +1,8 @@
-"""Rewrites a conversation's history so that an agent in another sandbox can continue it. Pure.
+"""Rewriting of a conversation's history so that an agent in another sandbox can continue it. Pure.
 
-The events of a conversation make a tree, of which the agent knows the branch it is on. A copy has
-that branch as a plain list: without what agent servers only tell, without what cannot be read, and
-with an end for each tool call that has none.
+The events of a conversation form a tree, and the agent's context is the branch it is on. The copy
+has that branch as a list: without status events and truncated events, and with an error event for
+each tool call without a result.
 """
 
 import re
@@ -15,7 +15,7 @@ import msgspec
 from agentsvc.base import dashed, decode_or_none, new_id
 from agentsvc.conversations.event_table import StoredEvent
 
-_TOLD_ONLY: Final = frozenset(
+_STATUS_KINDS: Final = frozenset(
     {
         "ConversationErrorEvent",
         "ConversationStateUpdateEvent",
@@ -23,20 +23,20 @@ _TOLD_ONLY: Final = frozenset(
         "StreamingDeltaEvent",
     }
 )
-"""What never becomes a part of what the agent knows."""
+"""Kinds of events that never become part of the agent's context."""
 
 _ROOT: Final = "__root__"
-"""The parent of an event with which the agent began anew."""
+"""The parent id of an event with which the agent started from scratch."""
 
 _PROMPT_WITHIN: Final = 2
-"""Among how many events at the beginning agent servers look for the instructions."""
+"""Agent servers look for the system prompt in this many events at the beginning."""
 
 _PROMPT: Final = (
     "You are a software agent that works in a sandbox with the tools you are given. Do what the user"
     " asks for, and check what you did."
 )
 _ID: Final = re.compile(r"[0-9a-fA-F-]{8,64}")
-_OPEN_CALL: Final = (
+_NO_RESULT: Final = (
     "The conversation was copied into another sandbox before this ended, and its result is not"
     " known here."
 )
@@ -47,7 +47,7 @@ _MOVED: Final = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of an event to see where it belongs."""
+    """The members of an event that determine its place in the history."""
 
     id: str
     kind: str
@@ -59,11 +59,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a copied history: one that there was, or one that ends a tool call."""
+    """An event of a copied history: a stored one, or a new one."""
 
     id: str
     made: dict[str, Any] | None = None
-    """The event itself where there was none."""
+    """The body of a new event; None for a stored one."""
 
 
 _step: Final = msgspec.json.Decoder(Step)
@@ -71,19 +71,19 @@ _body: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_step(event: StoredEvent) -> Step | None:
-    """Return what counts of an event, or None for one that no agent server can have written."""
+    """Parse an event; return None if no agent server can have written it."""
     step = decode_or_none(event.body, _step)
     return step if step is not None and _ID.fullmatch(step.id) else None
 
 
 def lines_of(steps: Iterable[Step]) -> list[HistoryLine]:
-    """Return what the agent knew, oldest first, given all events in the order of their times."""
-    branch = [step for step in _branch(list(steps)) if step.kind not in _TOLD_ONLY]
-    return list(_closed([step for step in branch if not step.truncated]))
+    """Return the agent's context, oldest event first, from all events in the order of time."""
+    branch = [step for step in _branch(list(steps)) if step.kind not in _STATUS_KINDS]
+    return list(_with_results([step for step in branch if not step.truncated]))
 
 
 def with_prompt(lines: Sequence[HistoryLine], steps: Sequence[Step]) -> list[HistoryLine]:
-    """Return the lines behind instructions for the agent, made where it has none to begin with."""
+    """Prepend a system prompt to the lines, unless they begin with one."""
     prompts = {step.id: step for step in steps if step.kind == "SystemPromptEvent"}
     if not lines or any(line.id in prompts for line in lines[:_PROMPT_WITHIN]):
         return list(lines)
@@ -100,21 +100,21 @@ def with_prompt(lines: Sequence[HistoryLine], steps: Sequence[Step]) -> list[His
 
 
 def without_parent(body: bytes) -> bytes:
-    """Return an event without its place in the tree; it follows the one before it."""
+    """Return an event without its parent id; its parent is then the event before it."""
     event = _body.decode(body)
     event.pop("parent_id", None)
     return msgspec.json.encode(event)
 
 
 def moved_id(conversation_id: str) -> str:
-    """Return the id of the last event of a copied history, by which it is found again."""
+    """Return the id of the last event of a copied history, which marks its end."""
     return str(uuid5(UUID(conversation_id), "moved"))
 
 
 def moved_event(
     conversation_id: str, timestamp: str, *, old_dir: str | None, new_dir: str
 ) -> dict[str, Any]:
-    """Return the event that tells the agent of its new environment; None where no files came."""
+    """Return the event that tells the agent of its new sandbox; `old_dir` None: without files."""
     if old_dir is None:
         files = f"Its files are not here: look at what is in {new_dir} before you rely on any."
     elif old_dir == new_dir:
@@ -133,9 +133,9 @@ def moved_event(
 
 
 def _branch(steps: Sequence[Step]) -> list[Step]:
-    """Return the events from the first one to the last on which the agent went on."""
+    """Return the branch that ends with the agent's last event, oldest event first."""
     numbers = {step.id: number for number, step in enumerate(steps)}
-    before = _last_real(steps)
+    before = _previous_in_context(steps)
     found: list[Step] = []
     seen: set[int] = set()
     at = before[len(steps)]
@@ -145,44 +145,44 @@ def _branch(steps: Sequence[Step]) -> list[Step]:
         found.append(step)
         if step.parent_id == _ROOT:
             break
-        # What was never told, and what older agent servers wrote, follows the one before it.
+        # Without a known parent, as from older agent servers, the event before is the parent.
         known = numbers.get(step.parent_id) if step.parent_id else None
         at = before[at] if known is None else known
     return found[::-1]
 
 
-def _last_real(steps: Sequence[Step]) -> list[int | None]:
-    """Return for each event, and for the end, which one before it the agent knows of."""
+def _previous_in_context(steps: Sequence[Step]) -> list[int | None]:
+    """Return for each event, and for the end, the index of the last context event before it."""
     found: list[int | None] = [None]
     for number, step in enumerate(steps):
-        found.append(found[-1] if step.kind in _TOLD_ONLY else number)
+        found.append(found[-1] if step.kind in _STATUS_KINDS else number)
     return found
 
 
-def _closed(branch: Sequence[Step]) -> Iterable[HistoryLine]:
-    """Yield the events with each tool call answered, and without answers to no call."""
+def _with_results(branch: Sequence[Step]) -> Iterable[HistoryLine]:
+    """Yield the events with a result for each tool call, and without results of unknown calls."""
     answered = {
         step.tool_call_id for step in branch if step.kind != "ActionEvent" and step.tool_call_id
     }
     called: set[str] = set()
-    due: list[Step] = []
+    unanswered: list[Step] = []
     for step in branch:
         if step.tool_call_id is None:
-            # Models want all answers before anything else is said.
-            yield from map(_closing, due)
-            due.clear()
+            # Models require all results of tool calls before the next message.
+            yield from map(_missing_result, unanswered)
+            unanswered.clear()
             yield HistoryLine(id=step.id)
         elif step.kind == "ActionEvent":
             called.add(step.tool_call_id)
             if step.tool_call_id not in answered:
-                due.append(step)
+                unanswered.append(step)
             yield HistoryLine(id=step.id)
         elif step.tool_call_id in called:
             yield HistoryLine(id=step.id)
-    yield from map(_closing, due)
+    yield from map(_missing_result, unanswered)
 
 
-def _closing(action: Step) -> HistoryLine:
+def _missing_result(action: Step) -> HistoryLine:
     event_id = dashed(new_id())
     return HistoryLine(
         id=event_id,
@@ -192,7 +192,7 @@ def _closing(action: Step) -> HistoryLine:
             "source": "agent",
             "tool_name": action.tool_name or "",
             "tool_call_id": action.tool_call_id,
-            "error": _OPEN_CALL,
+            "error": _NO_RESULT,
             "kind": "AgentErrorEvent",
         },
     )

@@ -1,7 +1,7 @@
-"""Carrying a conversation's history to the agent server of a new sandbox.
+"""Transfer of a conversation's history to the agent server of a new sandbox.
 
-Agent servers read the events that lie in a conversation's directory when they are told of it for
-the first time; there they are put before that, as files named as those the servers write.
+An agent server loads the event files in a conversation's directory when the conversation is created
+there. So they are uploaded before that, with the file names that the agent server uses.
 """
 
 import shlex
@@ -31,7 +31,7 @@ from agentsvc.conversations.history import (
 _PAGE: Final = 25
 _REMEDY: Final = "Start the conversation anew; if that fails again, begin without the history"
 _SHOWN: Final = 1000
-_LAY_DOWN: Final = (
+_UNPACK: Final = (
     'd="${{OH_CONVERSATIONS_PATH:-workspace/conversations}}"/{conversation}/events;'
     ' rm -rf "$d" && mkdir -p "$d" && tar --no-same-owner -C "$d" -xf {file};'
     " code=$?; rm -f {file}; exit $code"
@@ -39,7 +39,7 @@ _LAY_DOWN: Final = (
 
 
 class HistoryTransfer:
-    """Brings what is stored of a conversation to an agent server that does not know it yet."""
+    """Uploads the stored history of a conversation to an agent server that does not have it yet."""
 
     def __init__(self, events: EventLog, *, time_limit: float) -> None:
         self._events = events
@@ -48,10 +48,10 @@ class HistoryTransfer:
     async def bring(
         self, conversation_id: str, agent: AgentServer, *, old_dir: str | None, new_dir: str
     ) -> bool:
-        """Lay the history down for the agent server; say whether that was done.
+        """Upload the history to the agent server's directory; return whether that was done.
 
-        It is not where there is no history, or where the server has the conversation already.
-        Raises StartRefused where the sandbox does not take it.
+        It is not done without a history, or if the agent server has the conversation already.
+        Raises StartRefused if it cannot be unpacked in the sandbox.
         """
         steps: list[Step] = []
         async for page in self._events.pages(conversation_id, EventQuery(logged=True), limit=_PAGE):
@@ -64,7 +64,7 @@ class HistoryTransfer:
         file = f"{await agent.home()}/.agentsvc-history-{conversation_id}.tar"
         async with aclosing(self._pack(conversation_id, lines)) as parts:
             await agent.upload(file, parts, time_limit=self._time_limit)
-        command = _LAY_DOWN.format(conversation=conversation_id, file=shlex.quote(file))
+        command = _UNPACK.format(conversation=conversation_id, file=shlex.quote(file))
         result = await agent.run_command(command, time_limit=self._time_limit)
         if result.exit_code != 0:
             text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
@@ -73,9 +73,10 @@ class HistoryTransfer:
         return True
 
     async def find_end(self, conversation_id: str, agent: AgentServer, *, is_brought: bool) -> str:
-        """Return the id of the last event that was laid down, empty where the server has read none.
+        """Return the id of the last uploaded event, or "" if the agent server has loaded none.
 
-        Raises StartRefused, and ends the conversation there, where it was to be read.
+        If this start has uploaded the history and it was not loaded, delete the conversation there
+        and raise StartRefused.
         """
         last = moved_id(conversation_id)
         page: list[bytes] = await anext(aiter(agent.event_pages(conversation_id, first=last)), [])
@@ -92,11 +93,11 @@ class HistoryTransfer:
     async def _pack(
         self, conversation_id: str, lines: list[HistoryLine]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a tar file of the events; one of them at a time is in memory."""
+        """Yield a tar file of the events, one event at a time."""
         for number, line in enumerate(lines):
             if line.made is None:
                 [event] = await self._events.find_many(conversation_id, [line.id])
-                # A conversation that is deleted now is noticed at the next step.
+                # The event is gone if the conversation is being deleted; the next step notices.
                 body = without_parent(event.body) if event is not None else b"{}"
             else:
                 body = msgspec.json.encode(line.made)

@@ -1,4 +1,4 @@
-"""Switches the models of running conversations, and reads the skills that their user's agents have."""
+"""Switches of the model of running conversations, and the skills of a user's agents."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _HASH_LENGTH: Final = 8
 
 
 class UserSkill(msgspec.Struct, frozen=True, kw_only=True):
-    """Something every agent of a user has learned; the content stays where it is."""
+    """A skill of all agents of a user, without its content."""
 
     name: str
     type: str
@@ -25,7 +25,7 @@ class UserSkill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Switches the models of conversations that run, and lists the skills of a user's agents."""
+    """Switches the models of running conversations, and lists the skills of a user's agents."""
 
     conversations: Conversations
     sandboxes: Sandboxes
@@ -34,10 +34,10 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     model_tokens: ModelTokens
 
     async def switch_profile(self, user_id: str, conversation_id: str, name: str) -> None:
-        """Let a conversation go on with a saved language model.
+        """Switch a conversation to a saved model profile.
 
-        Raises NotFound for settings, profile or conversation, Conflict while the sandbox does not
-        run, and whatever else `Conversations.require_agent` raises, AgentUnavailable or AgentRefused.
+        Raises NotFound for settings, profile or conversation; Conflict while the sandbox does not
+        run; other errors of `Conversations.require_agent`; AgentUnavailable or AgentRefused.
         """
         settings = await self.settings.find(user_id)
         if settings is None:
@@ -52,16 +52,16 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 llm := await self.model_tokens.lend(view.sandbox, conversation_id, llm)
             )
         body = llm_to_agent(llm, usage_id="", stream=True)
-        # The agent server keeps one model for each usage id, so another key is another id.
+        # The agent server keeps one model for each usage id, so a changed model needs a new id.
         digest = sha256(msgspec.json.encode(body, order="sorted").decode())
         body["usage_id"] = f"profile:{name}:{digest[:_HASH_LENGTH]}"
         await agent.switch_llm(conversation_id, body, hide=hidden)
         self.conversations.ingestor.sync_soon(conversation_id)
 
     async def switch_acp_model(self, user_id: str, conversation_id: str, model: str) -> None:
-        """Let the other agent of a conversation go on with another of its models.
+        """Switch the ACP agent of a conversation to another of its models.
 
-        Raises BadRequest where it has no such agent, or that cannot; and as `switch_profile`.
+        Raises BadRequest if the conversation has no ACP agent, and otherwise as `switch_profile`.
         """
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         agent = self.conversations.require_agent(view)
@@ -71,10 +71,10 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         self.conversations.ingestor.sync_soon(conversation_id)
 
     async def user_skills(self, user_id: str) -> list[UserSkill]:
-        """Return the skills of a user that belong to no project, by name.
+        """Return the skills of a user that belong to no project, sorted by name.
 
-        They are inside sandboxes, so the newest one that runs is asked; while none runs there are
-        none to be seen. Raises AgentUnavailable or AgentRefused.
+        Read from the newest running sandbox; empty if none runs. Raises AgentUnavailable or
+        AgentRefused.
         """
         running = await self.sandboxes.find_running(user_id)
         newest = running[-1] if running else None

@@ -1,8 +1,8 @@
-"""Telling an agent something exactly once, whatever has become of an earlier try.
+"""Delivery of a message or command to an agent exactly once, also after an unclear attempt.
 
-The agent server takes no id of ours with what it is told. So what was perhaps told before is looked
-for in its log: behind the event that was the last one before the first try. Only one thing of a
-kind is under way at a time, so that what is found there is that one.
+Requests to agent servers have no idempotency key. So before a retry, the agent's log is searched
+for the effect of an earlier attempt, after the last event before the first attempt. Only one
+message of a kind is in delivery at a time, so an effect found there is of that message.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from agentsvc.conversations.starting.agent_request import text_of, to_agent_mess
 from agentsvc.domain import ExecutionStatus, Message
 
 LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
-"""How long a change of a conversation may wait for a tool to end."""
+"""How long a request to a conversation may wait for a tool call to end."""
 
 _EFFECT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
@@ -31,22 +31,22 @@ _ENDED: Final = frozenset({"ObservationEvent", "UserRejectObservation", "AgentEr
 _AT_REST: Final = (ExecutionStatus.IDLE, ExecutionStatus.ERROR, ExecutionStatus.PAUSED)
 
 type Begin = Callable[[str], Awaitable[bool]]
-"""Stores, before a first try, where the agent's log ends; returns whether the agent is to go on."""
+"""Stores, before the first attempt, the last event of the log; returns whether to run the agent."""
 
 
 class DeliveryUnknown(NotFound):
-    """The agent's log is not the one that something was told to: nobody knows whether it was."""
+    """The agent's log was replaced since the first attempt; whether it succeeded is unknown."""
 
 
 class _Sign(Enum):
-    """What an event says of something that was perhaps told before it."""
+    """The effect of an earlier attempt that an event shows."""
 
     SAID = auto()
     STOPPED = auto()
     TAKEN_UP = auto()
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
+class _LlmMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: list[dict[str, Any]] = []
 
 
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     kind: str = ""
     source: str | None = None
-    llm_message: _Said | None = None
+    llm_message: _LlmMessage | None = None
     action_id: str = ""
     tool_call_id: str = ""
 
@@ -63,14 +63,15 @@ _event = msgspec.json.Decoder(_Event)
 
 
 async def deliver_once(agent: AgentServer, pending: PendingMessage, begin: Begin) -> None:
-    """Tell an agent something, unless an earlier try that seemed to fail got through.
+    """Deliver a message or command to an agent, unless an earlier attempt has succeeded.
 
-    Waits as long as the agent uses a tool, but for an interruption. Raises AgentUnavailable when it
-    is to be tried again, DeliveryUnknown when nobody can know, Conflict when an answer is one to nothing
-    any more, and AgentRefused or NotFound when it can never be told.
+    Waits for a running tool call, except to interrupt. Raises AgentUnavailable if it is to be
+    retried, DeliveryUnknown if the result of an earlier attempt cannot be determined, Conflict if
+    the agent does not wait for this answer any more, and AgentRefused or NotFound if delivery is
+    impossible.
     """
     if pending.is_tried and pending.kind is not PendingKind.INTERRUPT:
-        # What is still held back for a tool is in no log.
+        # A request that still waits for a tool call is not in the log yet.
         await agent.wait_for_earlier_changes(
             pending.conversation_id, time_limit=LONGEST_TOOL_SECONDS
         )
@@ -78,22 +79,22 @@ async def deliver_once(agent: AgentServer, pending: PendingMessage, begin: Begin
     if last_event is None:
         await _check_question(agent, pending)
         last_event = await _find_last_event(agent, pending)
-    elif await _is_told(agent, pending):
+    elif await _is_delivered(agent, pending):
         return
     if not pending.is_tried:
         pending = msgspec.structs.replace(pending, run=await begin(last_event))
-    await _tell(agent, pending)
+    await _send(agent, pending)
     if pending.kind in ANSWERS and pending.about:
-        await _wait_until_told(agent, pending)
+        await _wait_for_effect(agent, pending)
 
 
 async def check_first_message(
     agent: AgentServer, info: ConversationInfo, message: Message | None, *, behind: str = ""
 ) -> None:
-    """Tell an agent what its conversation began with, if that was lost on the way.
+    """Deliver the first message of a conversation, if an earlier start has lost it.
 
-    It is looked for behind an event, in all of the log without one. A conversation that was
-    started by an earlier try may be stored without it, or not run.
+    The log is searched after the event `behind`, or from its beginning. A conversation that was
+    created by an earlier attempt may lack the message, or not run.
     """
     is_begun = info.last_user_message_id and info.execution_status != ExecutionStatus.IDLE
     if message is None or is_begun:
@@ -114,7 +115,7 @@ async def check_first_message(
 
 
 async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, ...]:
-    """Return the actions that the agent asks about, none if it does not ask."""
+    """Return the ids of the actions that wait for confirmation, oldest first; may be empty."""
     info = await agent.find_conversation(conversation_id)
     if info is None or info.execution_status != ExecutionStatus.WAITING_FOR_CONFIRMATION:
         return ()
@@ -129,7 +130,7 @@ async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, .
 
 
 def times_said(message: Message, messages: Sequence[Message]) -> int:
-    """Return how often the same was said."""
+    """Return how many of the messages have the same text."""
     wanted = _text(message)
     return sum(_text(one) == wanted for one in messages)
 
@@ -138,7 +139,7 @@ async def _find_last_event(agent: AgentServer, pending: PendingMessage) -> str:
     try:
         newest = await agent.newest_events(pending.conversation_id, limit=1)
     except AgentRefused as exc:
-        raise _not_looked(exc) from exc
+        raise _retry_search(exc) from exc
     return next((one.id for one in decode_events(_event, newest)), "")
 
 
@@ -149,21 +150,21 @@ async def _check_question(agent: AgentServer, pending: PendingMessage) -> None:
             raise Conflict("The agent does not wait for this answer any more")
 
 
-async def _is_told(agent: AgentServer, pending: PendingMessage) -> bool:
+async def _is_delivered(agent: AgentServer, pending: PendingMessage) -> bool:
     if pending.kind in ANSWERS and (pending.about or pending.kind is PendingKind.REJECT):
         still = await open_actions(agent, pending.conversation_id)
         return not set(pending.about) & set(still)
-    behind = await _read_behind(agent, pending)
+    behind = await _read_signs(agent, pending)
     if pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED):
-        return await _is_said(agent, pending, behind)
+        return await _is_in_log(agent, pending, behind)
     is_running = await _status(agent, pending) == ExecutionStatus.RUNNING
     if pending.kind in STOPS:
         return not is_running or _Sign.STOPPED in behind
     return is_running or _is_taken_up(behind)
 
 
-async def _is_said(agent: AgentServer, pending: PendingMessage, behind: Sequence[_Sign]) -> bool:
-    """Look for a message, and have the agent go on with one that it has and was to run for."""
+async def _is_in_log(agent: AgentServer, pending: PendingMessage, behind: Sequence[_Sign]) -> bool:
+    """Return whether a message is in the log; run the agent if it should but does not."""
     places = [at for at, one in enumerate(behind) if one is _Sign.SAID]
     if len(places) <= pending.said_before:
         return False
@@ -174,7 +175,7 @@ async def _is_said(agent: AgentServer, pending: PendingMessage, behind: Sequence
     return True
 
 
-async def _tell(agent: AgentServer, pending: PendingMessage) -> None:
+async def _send(agent: AgentServer, pending: PendingMessage) -> None:
     conversation_id, kind = pending.conversation_id, pending.kind
     content = to_agent_message(pending.message)["content"]
     longest = LONGEST_TOOL_SECONDS
@@ -192,29 +193,29 @@ async def _tell(agent: AgentServer, pending: PendingMessage) -> None:
         case PendingKind.PAUSE:
             await agent.pause(conversation_id, time_limit=longest)
         case PendingKind.ROLLBACK:
-            raise Conflict("Files are put back before an agent is told of it")
+            raise Conflict("The files are restored before the agent gets a message about it")
         case PendingKind.INTERRUPT:
             await agent.interrupt(conversation_id)
 
 
 async def _run(agent: AgentServer, pending: PendingMessage) -> None:
     if not pending.run:
-        # The agent was told to stop since.
+        # A stop was delivered since.
         return
     try:
         await agent.run(pending.conversation_id)
     except Conflict:
-        # One that is told again may run because of the first time.
+        # On a retry, it may be running because of the first attempt.
         if not pending.is_tried:
             raise
 
 
-async def _wait_until_told(agent: AgentServer, pending: PendingMessage) -> None:
-    """Wait until an answer has had its effect: it is not in the log before."""
+async def _wait_for_effect(agent: AgentServer, pending: PendingMessage) -> None:
+    """Wait until an answer has had its effect, because it is not in the log before."""
     end = monotonic() + _EFFECT_SECONDS
-    while not await _is_told(agent, pending):
+    while not await _is_delivered(agent, pending):
         if monotonic() > end:
-            raise AgentUnavailable("The agent still waits for an answer that it was given")
+            raise AgentUnavailable("The agent has not processed an answer that it received")
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -225,8 +226,8 @@ async def _status(agent: AgentServer, pending: PendingMessage) -> str:
     return str(info.execution_status)
 
 
-async def _read_behind(agent: AgentServer, pending: PendingMessage) -> list[_Sign]:
-    """Return what the events say behind the place where the first try began."""
+async def _read_signs(agent: AgentServer, pending: PendingMessage) -> list[_Sign]:
+    """Return the signs in the events after the start of the first attempt."""
     last, wanted = pending.last_event or "", _text(pending.message)
     pages = agent.event_pages(pending.conversation_id, first=last)
     events = (event async for page in pages for event in decode_events(_event, page))
@@ -235,7 +236,7 @@ async def _read_behind(agent: AgentServer, pending: PendingMessage) -> list[_Sig
             raise DeliveryUnknown("The agent's log has changed")
         return [sign async for one in events if (sign := _sign_of(one, wanted))]
     except AgentRefused as exc:
-        raise _not_looked(exc) from exc
+        raise _retry_search(exc) from exc
 
 
 def _sign_of(event: _Event, wanted: str) -> _Sign | None:
@@ -247,13 +248,13 @@ def _sign_of(event: _Event, wanted: str) -> _Sign | None:
     return _Sign.TAKEN_UP if is_answer or event.kind in _TAKEN_UP else None
 
 
-def _not_looked(exc: AgentRefused) -> AgentUnavailable:
-    # It says nothing about what is to be told.
+def _retry_search(exc: AgentRefused) -> AgentUnavailable:
+    # The refusal concerns the search, not the message: retry.
     return AgentUnavailable(exc.message, detail=exc.detail)
 
 
 def _is_taken_up(signs: Sequence[_Sign]) -> bool:
-    """Whether the agent has gone on, or was stopped."""
+    """Return whether the agent has continued or was stopped."""
     return any(one is not _Sign.SAID for one in signs)
 
 

@@ -1,7 +1,7 @@
-"""Durable queue of messages to agents: delivered in order, each exactly once.
+"""Durable queue of messages and commands to agents: delivered in order, each exactly once.
 
-It is removed once the agent has it. Where it can never be told, the conversation gets an event
-that says so and holds its text, so that nothing that was taken gets lost.
+A message is deleted once the agent has it. If it cannot be delivered, the conversation gets an
+error event with its text, so that no accepted message is lost.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 MAX_PENDING: Final = 10
 """How many messages may be queued in a conversation that is not ready."""
 MAX_WAITING: Final = 100
-"""How many of one lane may wait in a conversation whose agent uses a tool."""
+"""How many messages of one lane may wait while the agent uses a tool."""
 
 NOT_DELIVERED: Final = "MessageNotDelivered"
 
@@ -64,20 +64,20 @@ _SPENDING: Final = (PendingKind.MESSAGE, PendingKind.ACCEPT, PendingKind.RUN)
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of something that was taken; positions count from 1."""
+    """A queued message; positions count from 1."""
 
     id: str
     position: int
     sandbox_status: SandboxStatus
-    """Whether its sandbox runs, or has to be started first."""
+    """RUNNING, or STARTING if the sandbox has to start first."""
 
 
 class _Cancelled(AgentsvcError):
-    """A message was cancelled before its agent was told it."""
+    """A message was cancelled before its delivery."""
 
 
 class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
-    """Takes what users tell their agents, and tells each agent as soon as that is possible."""
+    """Accepts messages and commands of users, and delivers each as soon as possible."""
 
     stores: ConversationStores
     conversations: Conversations
@@ -85,24 +85,23 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     events: EventLog
     supervisor: Supervisor
     wait_seconds: float
-    """How long callers wait for what has become of what they told."""
+    """How long callers wait for the result of a delivery."""
     _woken: set[tuple[str, Lane]] = set()
     _callers: dict[str, asyncio.Future[None]] = {}
-    """Who waits for what has become of something: they are told what went wrong, or it counts
-    as taken."""
+    """Callers that wait for the result of a delivery, by message id."""
 
     async def send(
         self, user_id: str, conversation_id: str, message: Message, *, run: bool
     ) -> SandboxStatus:
-        """Take a message and hand it to the agent; return how its sandbox is.
+        """Store a message and deliver it; return the status of its sandbox.
 
-        One that uses a tool takes it when the tool is done, which is waited for only some seconds.
-        It is kept while earlier ones are not delivered, and where the sandbox was paused because
-        nobody used it, which is resumed then. Raises as `Conversations.require_agent` and `queue`,
-        AgentUnavailable while nothing was told, and AgentRefused.
+        An agent that uses a tool gets it after the tool call, which is waited for only
+        `wait_seconds`. It is queued while earlier messages wait, and if an idle rule has paused the
+        sandbox, which is resumed then. Raises as `Conversations.require_agent` and `queue`,
+        AgentRefused, and AgentUnavailable if nothing could be sent.
         """
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
-        if await self._must_wait(view):
+        if await self._has_to_queue(view):
             queued = await self.queue(user_id, conversation_id, message, run=run, most=MAX_WAITING)
             return queued.sandbox_status
         self.conversations.require_agent(view)
@@ -120,11 +119,11 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         reason: str = "",
         wish: str = "",
     ) -> None:
-        """Answer the agent's question, stop it or let it go on; it is stored before it is done.
+        """Answer a confirmation request of the agent, stop it or run it; stored before delivery.
 
-        An answer is one to what the agent asks now. The wish, if there is one, is stored with it,
-        in the history. Raises as `send`, and Conflict where the agent runs already, or waits for no
-        such answer any more.
+        An answer is for the actions that wait for confirmation now. `wish` is stored with it as
+        an event in the history. Raises as `send`, and Conflict if the agent runs already or does
+        not wait for such an answer any more.
         """
         if kind in _SPENDING:
             await check_spend(self.stores.db, user_id)
@@ -137,16 +136,16 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     async def roll_back(
         self, user_id: str, conversation_id: str, checkpoint_id: str, message: Message
     ) -> None:
-        """Have all files of a conversation's sandbox be those of a checkpoint, and its agent told.
+        """Restore all files of a conversation's sandbox from a checkpoint, and tell its agent.
 
-        It is stored before it is done, and done anew where it was broken off, so that the agent is
-        told if, and only if, the files were put back. Raises as `Conversations.restore_checkpoint`, and
-        Conflict while messages wait.
+        The request is stored first and repeated after an interruption, so that the agent gets
+        `message` if, and only if, the files were restored. Raises as
+        `Conversations.restore_checkpoint`, and Conflict while messages wait.
         """
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         await self.conversations.check_rollback(view, checkpoint_id)
         if await table.count(self.stores.db, view.conversation.id, ORDERED):
-            raise Conflict("Messages to the agent wait: they come first, or can be taken back")
+            raise Conflict("Messages are queued: wait until they are delivered, or cancel them")
         pending = _new(view, PendingKind.ROLLBACK, message, run=False, about=(checkpoint_id,))
         await self._store_and_wait(view, pending)
 
@@ -157,9 +156,9 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         *,
         claim: Callable[[Transaction], Awaitable[None]] | None = None,
     ) -> None:
-        """Have an agent told something, however often this is called with its id while it waits.
+        """Queue a message without limit or wait; idempotent by its id while it waits.
 
-        `claim` runs in the transaction that stores it, and what it raises undoes that.
+        `claim` runs in the transaction that stores it, and rolls that back by raising.
         """
 
         async def body(tx: Transaction) -> None:
@@ -171,12 +170,12 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
         await self.stores.db.write(body)
 
-    async def _must_wait(self, view: ConversationView) -> bool:
-        """Whether a message has to wait, for earlier ones or until a culled sandbox runs again."""
+    async def _has_to_queue(self, view: ConversationView) -> bool:
+        """Return whether a message waits for earlier ones, or for a culled sandbox to resume."""
         sandbox = view.sandbox
         if sandbox is None or not view.conversation.is_ready:
             return False
-        if await self._is_asleep(view):
+        if await self._is_culled(view):
             return True
         is_up = sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
         return is_up and await table.count(self.stores.db, view.conversation.id, ORDERED) > 0
@@ -190,50 +189,48 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         run: bool = True,
         most: int = MAX_PENDING,
     ) -> Queued:
-        """Take a message; it is stored when this returns, and delivered in the background.
+        """Store a message for delivery in the background; return its position.
 
-        `reference` is the id of a conversation, or `task-` and that of its start task. Raises
-        NotFound, TooManyRequests when `most` are waiting, QuotaExceeded for a user who may spend
-        no more, and Conflict or Gone where it could never be delivered.
+        `reference` is the id of a conversation, or `task-` and the id of its start task. Raises
+        NotFound, TooManyRequests if `most` messages wait, QuotaExceeded if the user may spend no
+        more, and Conflict or Gone if it can never be delivered.
         """
         await check_spend(self.stores.db, user_id)
         view = await self._find(user_id, reference)
-        _require_future(view)
+        _require_deliverable(view)
         return await self._store(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
 
     async def waiting(self, user_id: str, reference: str) -> list[PendingMessage]:
-        """Return the messages that wait, in their order; `reference` as for `queue`."""
+        """Return the queued messages in their order; `reference` as for `queue`."""
         view = await self._find(user_id, reference)
         return await table.messages(self.stores.db, view.conversation.id)
 
     async def cancel(self, user_id: str, reference: str, message_id: str) -> None:
-        """Remove a message that waits; raises NotFound, and Conflict where its agent was sent it."""
+        """Delete a queued message; raises NotFound, and Conflict after the first attempt."""
         view = await self._find(user_id, reference)
 
         async def body(tx: Transaction) -> PendingMessage:
             messages = await table.messages(tx, view.conversation.id)
             found = next((one for one in messages if one.id == message_id), None)
             if found is None:
-                raise NotFound("No such message waits; the agent may have it by now")
+                raise NotFound("No such message is queued; it may have been delivered")
             if found.is_tried:
-                raise Conflict("The agent has been sent this message, and reads it after its step")
+                raise Conflict("This message was sent to the agent, which reads it after its step")
             await self._forget(tx, user_id, found)
             return found
 
         self._settle(await self.stores.db.write(body))
 
     async def deliver_all(self) -> None:
-        """Try to hand over whatever waits; called now and then, and once after a start."""
+        """Deliver all queued messages; called periodically, and once after a start."""
         for user_id, conversation_id, kind in await table.all_waiting(self.stores.db):
             self._wake(user_id, conversation_id, lane_of(kind))
 
     def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
-        """Deliver when a sandbox has begun to run."""
+        """Deliver queued messages after a sandbox has started to run."""
         is_up = after is not None and after.status is SandboxStatus.RUNNING
         if is_up and before.status is not SandboxStatus.RUNNING:
             self.supervisor.spawn("pending messages of a sandbox", self.deliver_all)
-
-    # Taking
 
     async def _store(
         self,
@@ -242,9 +239,9 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         most: int,
         events: Sequence[bytes] = (),
     ) -> Queued:
-        """Store something, and events that tell of it, before it has an effect.
+        """Store a message, with events about it, before its delivery.
 
-        Raises TooManyRequests when `most` of its lane wait, and NotFound.
+        Raises TooManyRequests if `most` messages of its lane wait, and NotFound.
         """
         conversation_id, lane = pending.conversation_id, lane_of(pending.kind)
         is_running = view.sandbox_status is SandboxStatus.RUNNING
@@ -270,10 +267,10 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     async def _store_and_wait(
         self, view: ConversationView, pending: PendingMessage, events: Sequence[bytes] = ()
     ) -> None:
-        """Store something, and wait a while for what becomes of it; raises what went wrong.
+        """Store a message, and wait up to `wait_seconds` for its delivery; raises its error.
 
-        What is not known by then counts as taken. Where the answer to the caller is stored with
-        it, it is taken at once, and goes on whatever happens.
+        After a timeout it stays queued. If the response to an idempotent request is stored with it,
+        return at once, because the stored response cannot depend on the delivery.
         """
         if is_watched():
             await self._store(view, pending, MAX_WAITING, events)
@@ -293,10 +290,8 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         else:
             await outcome
 
-    # Inside
-
     async def _find(self, user_id: str, reference: str) -> ConversationView:
-        """Return a conversation of this user; raises NotFound."""
+        """Return a conversation of a user by `reference` as for `queue`; raises NotFound."""
         if reference.startswith(_TASK):
             task_id = parse_uuid(reference.removeprefix(_TASK))
             tasks = await self.conversations.starts.find_many(user_id, [task_id or ""])
@@ -308,7 +303,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         return await self.conversations.get(user_id, found, include_starting=True)
 
     def _wake(self, user_id: str, conversation_id: str, lane: Lane) -> None:
-        # One that is at work already looks once more before it ends.
+        # A delivery task that is already running checks this set again before it ends.
         self._woken.add((conversation_id, lane))
         name = f"pending {lane[0]} {conversation_id}"
         self.supervisor.spawn(name, lambda: self._deliver(user_id, conversation_id, lane))
@@ -322,7 +317,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
                 while await self._deliver_first(user_id, conversation_id, lane):
                     pass
             except NotFound:
-                # The conversation was deleted, and what waited with it.
+                # The conversation was deleted, and its queued messages with it.
                 return
 
     async def _wait_for_start(self, user_id: str, conversation_id: str) -> None:
@@ -333,13 +328,13 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
                     return
 
     async def _deliver_first(self, user_id: str, conversation_id: str, lane: Lane) -> bool:
-        """Hand over what has waited longest; say whether it waits no more."""
+        """Deliver the oldest message of a lane; return whether it has left the queue."""
         pending = await table.find_first(self.stores.db, conversation_id, lane)
         if pending is None:
             return False
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         try:
-            _require_future(view)
+            _require_deliverable(view)
         except (Conflict, Gone) as exc:
             await self._fail(user_id, pending, exc)
             return True
@@ -348,28 +343,28 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         if view.sandbox is None:
             return False
         with self.sandboxes.usage.hold(view.sandbox.id):
-            # From here on no rule for idle ones pauses it; one may have done so just before.
+            # From here on no idle rule pauses it; one may have done so just before.
             view = await self._view_of(view)
-            if await self._is_asleep(view):
-                await self._wake_up(view)
-                # It runs all the time where its pause has not begun, or has failed.
+            if await self._is_culled(view):
+                await self._resume_culled(view)
+                # If the pause has not begun, or has failed, the sandbox runs already.
                 view = await self._view_of(view)
             agent = self.sandboxes.agent_of(view.sandbox)
-            if agent is None or await self._is_asleep(view):
+            if agent is None or await self._is_culled(view):
                 return False
-            return await self._try(view, agent, pending)
+            return await self._deliver_to(view, agent, pending)
 
     async def _view_of(self, view: ConversationView) -> ConversationView:
-        """Return the same conversation as it is now."""
+        """Read the conversation again."""
         found = view.conversation
         return await self.conversations.get(found.user_id, found.id, include_starting=True)
 
-    async def _is_asleep(self, view: ConversationView) -> bool:
+    async def _is_culled(self, view: ConversationView) -> bool:
         return view.sandbox is not None and await self.sandboxes.idle.is_culled(view.sandbox)
 
-    async def _wake_up(self, view: ConversationView) -> None:
-        """Resume the sandbox of what waits, unless its user has paused it."""
-        if view.sandbox is None or not await self._is_asleep(view):
+    async def _resume_culled(self, view: ConversationView) -> None:
+        """Resume the sandbox if an idle rule has paused it; not if its user has."""
+        if view.sandbox is None or not await self._is_culled(view):
             return
         try:
             await self.sandboxes.resume(
@@ -382,43 +377,43 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             )
 
     async def _roll_back_files(self, view: ConversationView, pending: PendingMessage) -> bool:
-        """Put files back, and have the agent told it next; say whether that waits no more."""
+        """Restore files and turn the roll-back into a message; return False to retry later."""
         user_id, [checkpoint_id] = view.conversation.user_id, pending.about
         try:
             await self.conversations.restore_checkpoint(view, checkpoint_id)
         except (NotFound, Conflict, Gone, Unsupported, OrderRejected) as exc:
             await self._fail(user_id, pending, exc)
-            await self._wake_up(await self._view_of(view))
+            await self._resume_culled(await self._view_of(view))
             return True
         except AgentsvcError as exc:
-            self._put_off(pending, exc)
+            self._log_retry(pending, exc)
             return False
 
         async def body(tx: Transaction) -> None:
             await table.set_rolled_back(tx, pending.id)
-            # What the agent was told to do before is over.
+            # An earlier request to run the agent is void.
             await table.set_run_asked(tx, pending.conversation_id, "")
 
         await self.stores.db.write(body)
         self._settle(pending)
         return True
 
-    async def _keep_files(self, view: ConversationView, pending: PendingMessage) -> None:
-        """Keep a checkpoint of the files as they are before an agent that rests begins a turn."""
+    async def _take_checkpoint(self, view: ConversationView, pending: PendingMessage) -> None:
+        """Take a checkpoint of the files before a message starts an agent that does not run."""
         begins = pending.kind is PendingKind.MESSAGE and pending.run
         is_at_work = view.conversation.execution_status is ExecutionStatus.RUNNING
         if begins and not is_at_work and view.sandbox is not None:
             await self.sandboxes.checkpoints.take(view.sandbox)
 
-    async def _try(
+    async def _deliver_to(
         self, view: ConversationView, agent: AgentServer, pending: PendingMessage
     ) -> bool:
-        """Hand over something; say whether it waits no more."""
+        """Deliver a message; return whether it has left the queue."""
         user_id, asked_at, is_tried = view.conversation.user_id, event_time(), pending.is_tried
 
         async def begin(last_event: str) -> bool:
             nonlocal is_tried
-            await self._keep_files(view, pending)
+            await self._take_checkpoint(view, pending)
             is_to_run = await self.stores.db.write(lambda tx: table.begin(tx, pending, last_event))
             if is_to_run is None:
                 raise _Cancelled("The message was cancelled")
@@ -433,13 +428,13 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             await self._fail(user_id, pending, exc)
         except AgentUnavailable as exc:
             if not is_tried and pending.id in self._callers:
-                # Nothing was told, and who told it can tell it again.
+                # Nothing was sent, and the waiting caller can retry.
                 await self._fail(user_id, pending, exc)
                 return True
-            self._put_off(pending, exc)
+            self._log_retry(pending, exc)
             return False
         except AgentsvcError as exc:
-            self._put_off(pending, exc)
+            self._log_retry(pending, exc)
             return False
         else:
             used_id = view.conversation.sandbox_id
@@ -461,7 +456,10 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         pending: PendingMessage,
         run_asked_at: str | None = None,
     ) -> None:
-        """Remove what waits no more; its agent may be at work now, whenever that is reported."""
+        """Delete a message from the queue and wake the lanes behind it.
+
+        `run_asked_at` is when the agent was told to run, if it was.
+        """
         await table.delete(tx, pending.id)
         for lane in lanes_behind(pending.kind):
             tx.after_commit(partial(self._wake, user_id, pending.conversation_id, lane))
@@ -469,16 +467,16 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             await table.set_run_asked(tx, pending.conversation_id, run_asked_at)
         self.stores.conversations.announce(tx, user_id, pending.conversation_id)
 
-    def _put_off(self, pending: PendingMessage, error: AgentsvcError) -> None:
+    def _log_retry(self, pending: PendingMessage, error: AgentsvcError) -> None:
         log.info(
             "pending message cannot be delivered now",
             extra={"conversation_id": pending.conversation_id, "reason": str(error)},
         )
 
     async def _fail(self, user_id: str, pending: PendingMessage, error: AgentsvcError) -> None:
-        """Remove what can never be told, and tell its caller, or the conversation."""
+        """Delete an undeliverable message; report it to its caller, or in the conversation."""
         if pending.is_tried:
-            # Nobody knows whether it was told: that is for the conversation, too.
+            # It may have been delivered: report that in the conversation, not to the caller.
             self._settle(pending)
         caller = self._callers.pop(pending.id, None)
         if caller is None:
@@ -497,7 +495,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
     async def _give_up(self, user_id: str, pending: PendingMessage, error: AgentsvcError) -> None:
         log.warning(
-            "pending message not delivered, attempts exhausted",
+            "pending message cannot be delivered",
             extra={
                 "conversation_id": pending.conversation_id,
                 "kind": str(pending.kind),
@@ -514,15 +512,15 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
 
 def _explain(pending: PendingMessage, error: AgentsvcError) -> str:
-    """Return what a person is told of something that their agent may never have got."""
+    """Return the text of the error event for a message that was not delivered."""
     if pending.kind is PendingKind.ROLLBACK:
-        return f"The files could not be put back: {error.message}"
+        return f"The files could not be restored: {error.message}"
     is_message = pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED)
-    what = "A message" if is_message else f"The answer or order `{pending.kind}`"
+    what = "A message" if is_message else f"The command `{pending.kind}`"
     is_unknown = pending.is_tried and not isinstance(error, AgentRefused)
-    told = "may or may not have reached the agent" if is_unknown else "could not be delivered"
+    outcome = "may or may not have reached the agent" if is_unknown else "could not be delivered"
     text = text_of(to_agent_message(pending.message)["content"])[:_MAX_SHOWN]
-    return f"{what} {told}: {error.message}" + (f"\nThe message was:\n{text}" if text else "")
+    return f"{what} {outcome}: {error.message}" + (f"\nThe message was:\n{text}" if text else "")
 
 
 def _new(
@@ -543,8 +541,8 @@ def _new(
     )
 
 
-def _require_future(view: ConversationView) -> None:
-    """Raise Conflict or Gone for a conversation that can never take a message."""
+def _require_deliverable(view: ConversationView) -> None:
+    """Raise Conflict or Gone for a conversation that can never receive a message."""
     if view.conversation.start_failed:
         raise Conflict("The conversation did not start")
     if view.sandbox_status is SandboxStatus.MISSING:

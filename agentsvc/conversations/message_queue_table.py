@@ -12,18 +12,18 @@ from agentsvc.storage import Queryable, Row, Transaction, record_of, row_of
 
 
 class PendingKind(StrEnum):
-    """What an agent is told."""
+    """The kind of a queued message or command to an agent."""
 
     MESSAGE = "message"
     RECORDED = "recorded"
-    """A message of a recording, said while the agent is at work."""
+    """A message of a recording, sent while the agent runs."""
     ACCEPT = "accept"
     REJECT = "reject"
     RUN = "run"
     PAUSE = "pause"
     INTERRUPT = "interrupt"
     ROLLBACK = "rollback"
-    """Files are put back before the agent is told so: it becomes a message when that is done."""
+    """Files are restored first; then it becomes a message that tells the agent so."""
 
 
 type Lane = tuple[PendingKind, ...]
@@ -32,34 +32,34 @@ ANSWERS: Final = (PendingKind.ACCEPT, PendingKind.REJECT)
 STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
 
 ORDERED: Final[Lane] = (PendingKind.MESSAGE, *ANSWERS, PendingKind.RUN, PendingKind.ROLLBACK)
-"""What is told one after the other. Each other kind waits for its own."""
+"""The kinds that share one lane. Each other kind has a lane of its own."""
 
 LANES: Final[tuple[Lane, ...]] = (
     ORDERED,
     *((kind,) for kind in PendingKind if kind not in ORDERED),
 )
 
-# A stop does not wait for messages, which may wait for a tool; but what comes behind it does not
-# overtake it, and it does not overtake an answer, which would set the agent going again.
+# A stop does not wait for messages, because they may wait for a tool call. But later messages do
+# not overtake a stop, and a stop does not overtake an answer, which would make the agent run again.
 _ALSO_BEFORE: Final[dict[Lane, Lane]] = {ORDERED: STOPS, **{(kind,): ANSWERS for kind in STOPS}}
 
 
 def lane_of(kind: PendingKind) -> Lane:
-    """Return the kinds that are told in one order with this one."""
+    """Return the lane of a kind."""
     return next(lane for lane in LANES if kind in lane)
 
 
 def lanes_behind(kind: PendingKind) -> list[Lane]:
-    """Return the other lanes in which something may wait for one of this kind."""
+    """Return the other lanes whose messages may wait for one of this kind."""
     return [lane for lane, before in _ALSO_BEFORE.items() if kind in before]
 
 
 class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that an agent is to be told.
+    """A queued message or command to an agent.
 
-    `last_event` is where the log of its agent ended before the first try, "" for the beginning and
-    None until that is known. `said_before` is how often the same message is behind that although
-    this one was not told.
+    `last_event` is the id of the last event in the agent's log before the first attempt: "" for an
+    empty log, None before that is known. `said_before` is the number of equal messages after
+    that event which are not this one.
     """
 
     id: str
@@ -68,26 +68,26 @@ class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     """The message itself, or the reason for a rejection."""
     run: bool = True
-    """Whether the agent is to go on with it."""
+    """Whether the agent is to run after it."""
     about: tuple[str, ...] = ()
-    """The actions that an answer is about, or the checkpoint to which files are put back."""
+    """The ids of the actions that an answer is for, or of the checkpoint to restore."""
     last_event: str | None = None
     said_before: int = 0
     is_tried: bool = False
-    """Whether it may have got through already."""
+    """Whether an earlier attempt may have succeeded."""
 
 
 _encode = msgspec.json.encode
 
 
 async def insert(tx: Transaction, pending: PendingMessage) -> None:
-    """Insert something behind all others; the same id a second time changes nothing."""
+    """Append a message to the queue; no-op if its id is queued."""
     row = row_of(pending, message=_encode(pending.message), created_at=now())
     await tx.insert("pending_messages", row, "ON CONFLICT (id) DO NOTHING")
 
 
 async def count(reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
-    """Return how many of these kinds wait in a conversation."""
+    """Return how many messages of these kinds a conversation has queued."""
     sql = """
         SELECT count(*)
         FROM pending_messages
@@ -98,7 +98,7 @@ async def count(reader: Queryable, conversation_id: str, kinds: Sequence[str]) -
 
 
 async def find_first(reader: Queryable, conversation_id: str, lane: Lane) -> PendingMessage | None:
-    """Return what is next in a lane of a conversation; None while it waits for another lane."""
+    """Return the next message of a lane; None if it is empty or waits for another lane."""
     sql = """
         SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
         FROM pending_messages
@@ -122,7 +122,7 @@ async def find_first(reader: Queryable, conversation_id: str, lane: Lane) -> Pen
 
 
 async def messages(reader: Queryable, conversation_id: str) -> list[PendingMessage]:
-    """Return the messages that wait in a conversation, in their order."""
+    """Return the queued messages of a conversation in their order, without commands."""
     sql = """
         SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
         FROM pending_messages
@@ -134,10 +134,10 @@ async def messages(reader: Queryable, conversation_id: str) -> list[PendingMessa
 
 
 async def begin(tx: Transaction, pending: PendingMessage, last_event: str) -> bool | None:
-    """Note that it is being tried, and where the agent's log ended before.
+    """Store the first attempt and the last event of the agent's log before it.
 
-    Returns whether the agent is still to go on with it, None for one that was cancelled. With
-    what was told before a stop it is not to go on any more.
+    Returns whether the agent is still to run after it, or None if it was cancelled. A stop clears
+    that flag of all earlier messages.
     """
     sql = """
         UPDATE pending_messages
@@ -162,18 +162,18 @@ async def begin(tx: Transaction, pending: PendingMessage, last_event: str) -> bo
 
 
 async def set_rolled_back(tx: Transaction, pending_id: str) -> None:
-    """Have a message of a roll back that is done, in its place."""
+    """Turn a completed roll-back into a message, at the same place in the queue."""
     sql = "UPDATE pending_messages SET kind = 'message', about = '[]' WHERE id = :id"
     await tx.run(sql, {"id": pending_id})
 
 
 async def delete(tx: Transaction, pending_id: str) -> None:
-    """Remove what waits no more."""
+    """Delete a message from the queue."""
     await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": pending_id})
 
 
 async def set_run_asked(tx: Transaction, conversation_id: str, at: str) -> None:
-    """Note when an agent was told to go on, in the form events have their times."""
+    """Store when an agent was told to run, in the time format of events."""
     sql = """
         UPDATE conversations
         SET facts = CAST(json_set(CAST(facts AS TEXT), '$.run_asked_at', :at) AS BLOB)
@@ -183,7 +183,7 @@ async def set_run_asked(tx: Transaction, conversation_id: str, at: str) -> None:
 
 
 async def all_waiting(reader: Queryable) -> list[tuple[str, str, PendingKind]]:
-    """Return the user, the conversation and the kind of whatever waits."""
+    """Return user, conversation and kind of all queued messages, without duplicates."""
     sql = """
         SELECT DISTINCT c.user_id, c.id, p.kind
         FROM pending_messages AS p

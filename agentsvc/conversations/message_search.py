@@ -1,4 +1,4 @@
-"""Search for words in what was said in a user's conversations: bounded, and without an index of its own."""
+"""Text search in the messages of a user's conversations: bounded, without an index of its own."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ from agentsvc.storage import Queryable, record_of
 
 _MAX_CONVERSATIONS: Final = 200
 _MAX_EVENTS: Final = 5000
-"""How many messages, and how many steps that may hold an answer, are looked at."""
+"""The most messages, and the most actions that may contain an answer, that are searched."""
 _LARGEST_BYTES: Final = 64 * 1024
 _MAX_BYTES: Final = 32 * 1024 * 1024
-"""How much of either is looked through: half a second, of few that can read the database at once."""
+"""The most bytes of either that are searched: half a second of one of few database readers."""
 _MAX_CANDIDATES: Final = 500
-_AROUND: Final = 70
+_CONTEXT_CHARS: Final = 70
 
 _SQL: Final = """
     WITH recent AS (
@@ -43,7 +43,7 @@ _SQL: Final = """
 
 
 class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message with words that were looked for."""
+    """A message that contains the words."""
 
     conversation_id: str
     """Conversation it is in, 32 hex digits"""
@@ -54,7 +54,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: str
     """When it was said, as the agent server wrote it"""
     excerpt: str
-    """The words, and what is around them"""
+    """The words with the text around them"""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ async def find_messages(
 ) -> list[FoundMessage]:
     """Return the newest messages with these words, in the latest conversations of a user.
 
-    Upper and lower case of the letters a to z are the same.
+    Case-insensitive for the letters a to z.
     """
     wanted = _lower(words)
     params = {
@@ -111,7 +111,7 @@ async def find_messages(
 
 
 def _lower(text: str) -> str:
-    """Return a text in lower case as SQLite has it: the letters a to z only."""
+    """Return a text in lower case as SQLite's `lower` does: the letters a to z only."""
     return text.encode(errors="replace").lower().decode()
 
 
@@ -130,6 +130,6 @@ def _excerpt(text: str, wanted: str) -> str:
     at = _lower(text).find(wanted)
     if at < 0:
         return ""
-    first, last = max(0, at - _AROUND), at + len(wanted) + _AROUND
+    first, last = max(0, at - _CONTEXT_CHARS), at + len(wanted) + _CONTEXT_CHARS
     cut = " ".join(text[first:last].split())
     return f"{'… ' if first else ''}{cut}{' …' if last < len(text) else ''}"

@@ -1,4 +1,4 @@
-"""Records of conversations and start tasks. Pure."""
+"""The structs of conversations and start tasks. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,8 +21,8 @@ from agentsvc.domain import (
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 SANDBOX_GONE: Final = (
-    "The sandbox of this conversation does not exist any more; a fork of the conversation goes on"
-    " with its history in a new one"
+    "The sandbox of this conversation does not exist any more; fork the conversation to continue"
+    " in a new one with its history"
 )
 DEFAULT_MAX_ITERATIONS: Final = 500
 DEFAULT_CONDENSER_SIZE: Final = 240
@@ -31,7 +31,7 @@ _RUNNING: Final = ExecutionStatus.RUNNING
 
 
 class TitleSource(StrEnum):
-    """Who gave a conversation its title; a user's is never overwritten."""
+    """The source of a conversation's title; a title from a user is never overwritten."""
 
     DEFAULT = "default"
     AGENT = "agent"
@@ -39,26 +39,26 @@ class TitleSource(StrEnum):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One status that a start went through, and how long it stayed there."""
+    """A status of a start task, and its duration."""
 
     status: StartStatus
     started_at: datetime
     duration_ms: int | None = None
     note: str | None = None
-    """What went wrong in it without stopping the start."""
+    """Problems in this stage that did not fail the start."""
     parts: dict[str, int] = {}
-    """How many milliseconds of it went into what, as far as that is measured."""
+    """Measured parts of the stage, in milliseconds by name."""
 
 
 class Generation(StrEnum):
-    """The generation of the API through which something was started."""
+    """The generation of the API through which a conversation was started."""
 
     V0 = "v0"
     V1 = "v1"
 
 
 class StartTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of getting one conversation started; it survives a restart."""
+    """The stored task that starts one conversation; it is resumed after a restart."""
 
     id: str
     user_id: str
@@ -73,41 +73,42 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     queued_messages: int = 0
-    """How many messages wait for its end."""
+    """The number of messages that wait for the end of the start."""
     queue_position: int | None = None
-    """Its place among those that wait for room or for their turn, counted from 1."""
+    """Its position, counted from 1, in the queue for room or for a turn."""
 
 
 class TokenUsage(AgentTokenUsage, frozen=True, kw_only=True):
-    """The tokens a conversation has used so far."""
+    """Tokens that a conversation has used so far."""
 
     model: str = ""
-    """Model that was asked; empty if not known"""
+    """Model that was called; empty if unknown"""
     response_id: str = ""
-    """Id the provider gave its last answer; empty if not known"""
+    """The provider's id of the last response; empty if unknown"""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a conversation has cost so far, in US dollars and tokens."""
+    """Cost of a conversation so far, in US dollars and tokens."""
 
     model_name: str = "default"
-    """Model that was asked"""
+    """Model that was called"""
     accumulated_cost: float = 0.0
     """US dollars so far"""
     max_budget_per_task: float | None = None
-    """US dollars after which a run ends; null: no limit"""
+    """US dollars at which a run is interrupted; null: no limit"""
     accumulated_token_usage: TokenUsage | None = None
     """Tokens so far; null before the first call"""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept from a conversation's events, and how old each piece is.
+    """Further state of a conversation, mostly derived from its events.
 
-    Events arrive out of order: a piece is replaced only by one with a later timestamp. Up to
-    `synced_to` nothing is missing. `budget_stop_cost` is the cost at which the run was last
-    stopped for its budget; while `is_stop_due` the agent server has still to be told. `event_bytes`
-    is the size of all events that its sandbox has reported. One that `is_adopted` was not started
-    by this server. At `run_asked_at` the agent was last told to go on. `labels` are the user's.
+    Events arrive out of order: a status and costs replace only those of an earlier timestamp,
+    `status_at` and `stats_at`. Up to `synced_to` no event is missing. `budget_stop_cost` is the
+    cost at which the run was last stopped for its budget; while `is_stop_due`, the agent server is
+    still to be interrupted. `event_bytes` is the size of all events that the sandbox has reported.
+    An `is_adopted` conversation was not started by this server. `run_asked_at` is when the agent
+    was last told to run. `labels` are the user's.
     """
 
     status_at: str = ""
@@ -122,7 +123,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent conversation that a user asked for."""
+    """A conversation between a user and an agent."""
 
     id: str
     user_id: str
@@ -153,9 +154,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     queued_messages: int = 0
-    """How many messages wait until its agent can take them."""
+    """The number of messages in its queue."""
     has_run_queued: bool = False
-    """Whether one of them, or an order that waits like them, sets the agent to work."""
+    """Whether a queued message or command makes the agent run."""
 
     def with_facts(self, **changes: Any) -> "Conversation":
         """Return the conversation with some of its facts changed."""
@@ -163,12 +164,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationView(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A conversation together with the sandbox it lives in; two are equal if they are of the same records."""
+    """A conversation with its sandbox; views are equal if they share both records."""
 
     conversation: Conversation
     sandbox: Sandbox | None
     is_silent: bool = False
-    """Whether the agent server has not answered for long."""
+    """Whether the agent server has not answered for too long."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -183,7 +184,7 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def sandbox_status(self) -> SandboxStatus:
-        """The state of the sandbox; one that is still to be made counts as starting."""
+        """The status of the sandbox; STARTING if it is still to be created."""
         if self.sandbox is not None:
             return self.sandbox.status
         conversation = self.conversation
@@ -193,15 +194,16 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def execution_status(self) -> ExecutionStatus | None:
-        """What the agent is doing, or None where nobody can know: nothing runs, or answers.
+        """The status of the agent; None if the sandbox does not run or the agent server is silent.
 
-        One that has a message to go on with runs: who asks would take what was before for the end.
+        RUNNING also while a message that makes the agent run is queued or was just delivered:
+        clients would take the previous status for the end of the run.
         """
         if self.sandbox_status is not SandboxStatus.RUNNING or self.is_silent:
             return None
         status, known = self.conversation.execution_status, self.conversation.facts
         is_asking = status is ExecutionStatus.WAITING_FOR_CONFIRMATION
-        # What rests before its run has begun is not done: when that is over, a sync says so.
+        # IDLE after a request to run means not begun yet; a sync ends this state.
         is_to_begin = bool(known.run_asked_at) and status is ExecutionStatus.IDLE
         is_asked = is_to_begin or known.run_asked_at > known.status_at
         is_due = self.conversation.has_run_queued or is_asked
@@ -219,7 +221,7 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ConversationQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which conversations to list; all that is given must hold."""
+    """A filter for conversations; all given conditions must hold."""
 
     title_contains: str | None = None
     created_at_gte: datetime | None = None
@@ -235,7 +237,7 @@ class ConversationQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of a conversation; what is not sent stays, None clears."""
+    """Changes of a conversation; UNSET keeps a value, None clears it."""
 
     title: str | UnsetType | None = UNSET
     is_public: bool | UnsetType | None = UNSET
@@ -246,5 +248,5 @@ class ConversationPatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_title(conversation_id: str) -> str:
-    """Return the title a conversation has until it gets a better one."""
+    """Return the title of a conversation before the agent or the user sets one."""
     return f"Conversation {conversation_id[:5]}"

@@ -1,7 +1,7 @@
-"""Tokens with which a sandbox calls language models through this server, and their usage.
+"""Tokens with which sandboxes call language models through this server, and the usage of them.
 
-A token is for one conversation and one model, opens nothing else, and goes with its conversation.
-The real key stays here, sealed.
+A token is valid for one conversation and one model, and is deleted with its conversation. The
+model's API key is stored encrypted and stays on the server.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ from agentsvc.storage import Transaction, Vault, record_of
 log = logging.getLogger(__name__)
 
 PATH: Final = "/llm/v1"
-"""Below which sandboxes find their models."""
+"""The URL path of the model proxy."""
 
 TOKEN_PREFIX: Final = "asmt_"  # noqa: S105  # what tokens begin with
 
-_STOP_SECONDS: Final = 5.0
-_TURNED_DOWN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+_DELAY_SECONDS: Final = 5.0
+_REFUSED_STATUS: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 
 _INSERT: Final = """
     INSERT INTO model_grants (token_hash, conversation_id, sealed, created_at)
@@ -64,7 +64,7 @@ _INSERT: Final = """
     FROM conversations
     WHERE id = :conversation_id
 """
-"""Of a token there is but a hash; nothing is added for a conversation that is gone."""
+"""Only the hash of a token is stored; no row is inserted if the conversation is gone."""
 _FIND: Final = """
     SELECT g.token_hash, g.conversation_id, g.sealed, c.user_id, c.sandbox_id
     FROM model_grants AS g
@@ -72,14 +72,14 @@ _FIND: Final = """
     JOIN sandboxes AS s ON s.id = c.sandbox_id
     WHERE g.token_hash = :token_hash AND s.target <> 'deleted'
 """
-"""A token, if its conversation still has a sandbox that may call."""
+"""A token whose conversation has a sandbox that is not being deleted."""
 
 type MayReach = Callable[[str], Awaitable[bool]]
-"""Says whether this server asks models at a base URL."""
+"""Returns whether this server may call models at a base URL."""
 
 
 class ModelToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Permission to ask one model in one conversation."""
+    """Permission to call one model in one conversation."""
 
     conversation_id: str
     user_id: str
@@ -88,29 +88,29 @@ class ModelToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, kw_only=True, eq=False):
-    """A question to a model that was let through."""
+    """An admitted call of a model."""
 
     id: str
     grant: ModelToken
     guess: CallUsage
-    """What it may use."""
+    """The estimated usage."""
     is_open: bool = True
-    """Whether nobody has said yet what it has used."""
+    """Whether its usage is not stored yet."""
 
 
 class _Load:
-    """The calls that a user has running."""
+    """The running calls of a user."""
 
     def __init__(self) -> None:
         self.callers = 0
-        """How many there are who ask, wait or run: as long as there is one, all have this load."""
+        """The number of waiting and running calls; this object is dropped at 0."""
         self.running = 0
         self.largest = math.inf
         self.changed = asyncio.Condition()
 
 
 class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
-    """Hands out tokens for models, and counts what is used with them."""
+    """Issues model tokens, and limits and counts the usage of models."""
 
     stores: ConversationStores
     vault: Vault
@@ -121,10 +121,10 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
     _loads: defaultdict[str, _Load] = msgspec.field(default_factory=lambda: defaultdict(_Load))
 
     async def lend(self, sandbox: Sandbox, conversation_id: str, llm: Llm) -> Llm:
-        """Return a model as a sandbox gets it: through this server where that can be done.
+        """Return a model as a sandbox calls it: by the model proxy with a new token, if possible.
 
-        It cannot for models that speak otherwise than OpenAI's, at addresses that this server
-        does not ask, and in sandboxes that do not reach it; these get the model as it is.
+        Returns `llm` itself if the proxy is off, the model's API is not OpenAI-compatible, the
+        server may not call its base URL, or the sandbox cannot reach the server.
         """
         upstream = upstream_of(llm)
         [(fact, value)] = NOT_CALLING.items()
@@ -144,7 +144,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
         return through(llm, base_url=self.sandboxes.inside_url(sandbox) + PATH, token=token)
 
     async def identify(self, token: str) -> ModelToken:
-        """Return what a token is for; raises NotAuthenticated for what is none, or none any more."""
+        """Return the permission of a token; raises NotAuthenticated if it is not valid."""
         row = await self.stores.db.one(_FIND, {"token_hash": sha256(token)})
         if row is None or row["user_id"] in await list_barred(self.stores.db):
             raise NotAuthenticated("Invalid model token")
@@ -152,38 +152,38 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
         return record_of(row, ModelToken, upstream=_upstream.decode(plain))
 
     async def recover(self) -> None:
-        """Count the calls that were under way when the server ended; called once at the start.
+        """Count the calls that were running when the server ended; called once at the start.
 
-        Nobody knows what they have used, so that is what was noted when they began.
+        Their usage is unknown, so the estimates stored before the calls are counted.
         """
         for call_id, conversation_id in await open_calls(self.stores.db):
             settle = partial(self._settle, call_id=call_id, conversation_id=conversation_id)
             try:
                 await self.stores.db.write(settle)
             except Exception:
-                about = {"conversation_id": conversation_id}
-                log.exception("usage of a model call could not be stored", extra=about)
+                extra = {"conversation_id": conversation_id}
+                log.exception("usage of a model call could not be stored", extra=extra)
 
     def note_status(self, grant: ModelToken, status: int) -> None:
-        """Remember the HTTP status that a model has answered with."""
+        """Update the model's health from the HTTP status of its response."""
         if status < HTTPStatus.BAD_REQUEST:
             self.health.note_answer(grant.conversation_id, grant.upstream)
-        elif status in _TURNED_DOWN:
+        elif status in _REFUSED_STATUS:
             self.health.note_refusal(grant.upstream)
 
     @contextlib.asynccontextmanager
     async def calling(self, grant: ModelToken, asked_bytes: int) -> AsyncIterator[Call]:
-        """Hold a place for a call; raises ModelBudgetReached where no more may be spent.
+        """Admit a call inside the context; raises ModelBudgetReached if no more may be spent.
 
-        Near a limit one call at a time is let through, so that no more than one goes over it. It is
-        noted before it is made; one that is broken off counts as what was noted.
+        Near a limit, calls of a user run one at a time, so that at most one exceeds it. The
+        estimate is stored before the call, and counted if the call is interrupted.
         """
         load = self._loads[grant.user_id]
         load.callers += 1
         try:
             async with (
-                self._place(grant, load),
-                self._noted(grant, guess_usage(grant.upstream, asked_bytes)) as call,
+                self._slot(grant, load),
+                self._estimated(grant, guess_usage(grant.upstream, asked_bytes)) as call,
             ):
                 yield call
         finally:
@@ -192,11 +192,11 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
                 self._loads.pop(grant.user_id, None)
 
     @contextlib.asynccontextmanager
-    async def _place(self, grant: ModelToken, load: _Load) -> AsyncIterator[None]:
+    async def _slot(self, grant: ModelToken, load: _Load) -> AsyncIterator[None]:
         try:
-            await self._enter(grant, load)
+            await self._wait_for_slot(grant, load)
         except ModelBudgetReached:
-            await self._let_stop(grant)
+            await self._delay_refusal(grant)
             raise
         try:
             yield
@@ -206,7 +206,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
                 load.changed.notify_all()
 
     @contextlib.asynccontextmanager
-    async def _noted(self, grant: ModelToken, guess: CallUsage) -> AsyncIterator[Call]:
+    async def _estimated(self, grant: ModelToken, guess: CallUsage) -> AsyncIterator[Call]:
         call = Call(id=new_id(), grant=grant, guess=guess)
         try:
             await self.stores.db.write(
@@ -222,60 +222,60 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
             if call.is_open:
                 await self._end(call, None)
 
-    async def _enter(self, grant: ModelToken, load: _Load) -> None:
+    async def _wait_for_slot(self, grant: ModelToken, load: _Load) -> None:
         async with load.changed:
             while True:
-                left = await self._left(grant)
+                left = await self._left_to_spend(grant)
                 if not load.running or left > load.running * load.largest or math.isinf(left):
                     break
                 await load.changed.wait()
             load.running += 1
 
-    async def _let_stop(self, grant: ModelToken) -> None:
-        """Give a run that is being stopped for its budget the time to stop, not to fail."""
+    async def _delay_refusal(self, grant: ModelToken) -> None:
+        """Delay a refusal while the run is being stopped for its budget: it should not fail."""
         conversation = await self.stores.conversations.find(grant.conversation_id)
         if conversation is not None and conversation.facts.budget_stop_cost is not None:
-            await asyncio.sleep(_STOP_SECONDS)
+            await asyncio.sleep(_DELAY_SECONDS)
 
     async def count(self, call: Call, usage: CallUsage) -> None:
-        """Count what a call has used."""
+        """Count the usage of a call."""
         load = self._loads[call.grant.user_id]
         dollars = usage.dollars or 0.0
         load.largest = dollars if math.isinf(load.largest) else max(load.largest, dollars)
         await self._end(call, usage)
 
     async def release(self, call: Call) -> None:
-        """Forget a call that the model has refused, or never heard of; nothing is counted."""
+        """Delete the estimate of a call that did not reach the model or was refused by it."""
         if call.is_open:
             call.is_open = False
             await self.stores.db.write(lambda tx: forget_call(tx, call.id))
 
     async def _end(self, call: Call, usage: CallUsage | None) -> None:
-        """Count a call as what it has used, else as what was noted of it.
+        """Count the usage of a call, or its estimate if that is unknown.
 
-        Where the conversation is gone, its user has used it all the same.
+        If the conversation is gone, the usage still counts for its user.
         """
         call.is_open = False
 
         async def body(tx: Transaction) -> None:
             noted = await forget_call(tx, call.id) or call.guess
             used, grant = usage or noted, call.grant
-            if not await self._book(tx, grant.conversation_id, used):
+            if not await self._add_usage(tx, grant.conversation_id, used):
                 tokens = copy_to(quotas.Tokens, used, model=grant.upstream.model)
                 await quotas.note_spend(tx, grant.user_id, used.dollars or 0.0, tokens)
 
-        # The user may be gone, too.
+        # The user may have been deleted, too.
         with contextlib.suppress(NotFound):
             await self.stores.db.write(body)
 
     async def _settle(self, tx: Transaction, call_id: str, conversation_id: str) -> None:
-        """Count a call as what was noted of it, if it was not counted yet."""
+        """Count the estimate of a call, unless the call was counted already."""
         noted = await forget_call(tx, call_id)
         if noted is not None:
-            await self._book(tx, conversation_id, noted)
+            await self._add_usage(tx, conversation_id, noted)
 
-    async def _book(self, tx: Transaction, conversation_id: str, usage: CallUsage) -> bool:
-        """Count what a conversation has used; say whether it is there."""
+    async def _add_usage(self, tx: Transaction, conversation_id: str, usage: CallUsage) -> bool:
+        """Add usage to a conversation; return whether the conversation exists."""
         conversation = await self.stores.conversations.find(conversation_id, tx)
         if conversation is None:
             return False
@@ -285,25 +285,25 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
         await note_use(tx, conversation, before, after)
         return True
 
-    async def _left(self, grant: ModelToken) -> float:
-        """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""
+    async def _left_to_spend(self, grant: ModelToken) -> float:
+        """Return how many US dollars may be spent; raises ModelBudgetReached if none may."""
         conversation = await self.stores.conversations.find(grant.conversation_id)
         if conversation is None:
             raise NotAuthenticated("Invalid model token")
         used = await find_usage(self.stores.db, conversation.id)
         spent = max(facts.cost_of(conversation), used.dollars or 0.0)
         budget = conversation.max_budget
-        goes_on = facts.goes_on_over_budget(conversation, spent)
-        if budget is not None and spent >= budget and not goes_on:
+        may_continue = facts.goes_on_over_budget(conversation, spent)
+        if budget is not None and spent >= budget and not may_continue:
             raise _refused(
                 f"The budget of this conversation is used up: it has cost {spent:.4f} US dollars,"
                 f" and may cost {budget:.4f}"
             )
         try:
-            rest = await quotas.left_to_spend(self.stores.db, grant.user_id)
+            quota_left = await quotas.left_to_spend(self.stores.db, grant.user_id)
         except QuotaExceeded as exc:
             raise _refused(exc.message) from exc
-        return min(rest, math.inf if budget is None else max(budget - spent, 0.0))
+        return min(quota_left, math.inf if budget is None else max(budget - spent, 0.0))
 
 
 def _refused(message: str) -> ModelBudgetReached:

@@ -1,7 +1,7 @@
 """Token usage and cost of conversations, as counted by the model proxy.
 
-A call is noted before it is made, with what it may cost, until what it has used is counted: one whose
-server ended meanwhile is not forgotten.
+The estimate of a call is stored before the call, and deleted when its usage is counted, so that
+calls that a crash of the server interrupts are counted as well.
 """
 
 from agentsvc.accounts import quotas
@@ -11,7 +11,7 @@ from agentsvc.storage import Queryable, Row, Transaction, record_of, row_of
 
 
 async def find_usage(reader: Queryable, conversation_id: str) -> CallUsage:
-    """Return what a conversation has used so far; nothing for one that was never counted."""
+    """Return the usage of a conversation so far, as counted by the model proxy; may be zero."""
     sql = """
         SELECT prompt_tokens, completion_tokens, dollars
         FROM model_usage
@@ -22,7 +22,7 @@ async def find_usage(reader: Queryable, conversation_id: str) -> CallUsage:
 
 
 def used_of(conversation: Conversation, counted: CallUsage) -> CallUsage:
-    """Return what a conversation has used: what its agent reports, or what was counted here."""
+    """Return a conversation's usage: the larger of the agent's report and the proxy's count."""
     metrics = conversation.metrics
     tokens = metrics.accumulated_token_usage if metrics else None
     return CallUsage(
@@ -35,9 +35,9 @@ def used_of(conversation: Conversation, counted: CallUsage) -> CallUsage:
 async def note_use(
     tx: Transaction, conversation: Conversation, before: CallUsage, after: CallUsage
 ) -> str:
-    """Count what was used since; return why no more may be spent, or an empty text.
+    """Add the difference of two usages to the user's spend; return why no more may be spent, or "".
 
-    An agent server that was restarted may have begun to count anew: less than before is nothing.
+    A restarted agent server may count from zero again, so negative differences count as zero.
     """
     dollars = max(0.0, (after.dollars or 0.0) - (before.dollars or 0.0))
     used = quotas.Tokens(
@@ -51,7 +51,7 @@ async def note_use(
 
 
 async def add_usage(tx: Transaction, conversation_id: str, usage: CallUsage) -> None:
-    """Add what one call of a conversation, which exists, has used."""
+    """Add the usage of one call to an existing conversation."""
     sql = """
         INSERT INTO model_usage
             (conversation_id, calls, prompt_tokens, completion_tokens, dollars, largest)
@@ -67,9 +67,9 @@ async def add_usage(tx: Transaction, conversation_id: str, usage: CallUsage) -> 
 
 
 async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: CallUsage) -> None:
-    """Note a call that is about to be made: at what the dearest one so far has cost, if any has.
+    """Store the estimate of a call before it: the cost of the dearest call so far, if known.
 
-    Nothing is noted for a conversation that is gone.
+    No-op if the conversation is gone.
     """
     sql = """
         INSERT INTO model_calls (id, conversation_id, prompt_tokens, dollars)
@@ -83,12 +83,12 @@ async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: 
 
 
 async def forget_call(tx: Transaction, call_id: str) -> CallUsage | None:
-    """Forget a call that is over, and return what was noted of it."""
+    """Delete and return the estimate of a finished call; None if it was deleted before."""
     sql = "DELETE FROM model_calls WHERE id = :id RETURNING prompt_tokens, dollars"
     row = await tx.one(sql, {"id": call_id})
     return record_of(row, CallUsage, completion_tokens=0) if row else None
 
 
 async def open_calls(reader: Queryable) -> list[Row]:
-    """Return the calls of which nobody knows what they have used: `id` and `conversation_id`."""
+    """Return `id` and `conversation_id` of the calls whose usage is not counted."""
     return await reader.all("SELECT id, conversation_id FROM model_calls ORDER BY rowid")

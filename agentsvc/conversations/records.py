@@ -1,4 +1,4 @@
-"""New conversation records from orders, and changes to them. Pure."""
+"""Creation of conversation records from orders, and changes to them. Pure."""
 
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ _KEYLESS_PREFIXES: Final = (
 
 
 def require_settings(order: StartOrder, settings: Settings | None) -> None:
-    """Raise BadRequest, as the older generation words it, without settings or model key."""
+    """Raise BadRequest in the format of V0 if the settings or the model key are missing."""
     if settings is None:
         raise _not_set("Settings not found", "CONFIGURATION$SETTINGS_NOT_FOUND")
     model = order.llm_model or settings.llm_model or ""
@@ -47,7 +47,7 @@ def _not_set(text: str, msg_id: str) -> BadRequest:
 def new_task(
     user_id: str, conversation_id: str, order: StartOrder, generation: Generation
 ) -> StartTask:
-    """Return the task that starts a conversation, at its first stage."""
+    """Return a start task at its first stage."""
     moment = now()
     return StartTask(
         id=new_id(),
@@ -71,9 +71,9 @@ def new_conversation(
     *,
     generation: Generation = Generation.V1,
 ) -> Conversation:
-    """Return a conversation that is to be started; a parent lends what the order leaves open.
+    """Return a conversation that is to be started; the parent supplies missing values of the order.
 
-    Raises InvalidRequest for a repository with a password in its URL, which nothing would seal.
+    Raises InvalidRequest for a repository URL with a password, which would be stored in plain text.
     """
     refuse_credentials(order.repository or "")
     moment = now()
@@ -106,7 +106,7 @@ def new_conversation(
 
 
 def patched(conversation: Conversation, patch: ConversationPatch) -> Conversation:
-    """Return the conversation with the change made."""
+    """Return the conversation with a patch applied."""
     given = {
         "title": patch.title,
         "is_public": patch.is_public,
@@ -120,13 +120,13 @@ def patched(conversation: Conversation, patch: ConversationPatch) -> Conversatio
     if changes:
         changes["updated_at"] = now()
     if patch.labels is not UNSET:
-        # Where somebody puts a conversation is no change of it.
+        # A change of labels is not an update of the conversation.
         labels = tuple(dict.fromkeys(patch.labels or ()))
         changes["facts"] = msgspec.structs.replace(conversation.facts, labels=labels)
     return msgspec.structs.replace(conversation, **changes)
 
 
 def shown(conversation_id: str) -> str:
-    """Return a conversation's id as people see it."""
+    """Return a conversation's id as a dashed UUID, or unchanged if it is invalid."""
     known = parse_uuid(conversation_id)
     return dashed(known) if known else conversation_id

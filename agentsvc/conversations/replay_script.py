@@ -1,9 +1,9 @@
-"""A recorded conversation that is replayed: where it stands, and what the agent does next. Pure.
+"""The replay of a recorded conversation: its progress, and the agent's next turn. Pure.
 
-The agent of a replayed conversation takes the recording for its language model: it is given the
-recorded turns one by one, does what they say, and so has done and seen everything itself when the
-real model goes on. Each tool call carries the number of its step, so that where a replay stands
-follows from what the agent has been given; nothing else is remembered.
+In a replay, the recording stands in for the agent's language model: the agent receives the
+recorded turns one by one and executes their tool calls, so that its context is complete when the
+real model takes over. The id of each tool call contains the number of its step, so the progress of
+a replay can be derived from the messages and events; no other state is stored.
 """
 
 import re
@@ -17,24 +17,24 @@ from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.domain import RecordedStep, StartOrder
 
 MODEL: Final = "openai/replay"
-"""What the recording is called where agents name their language model."""
+"""The model name of the recording."""
 
 _CALL_ID: Final = re.compile(r"replay_([0-9]{1,9})_[0-9]{1,9}")
 _TITLE_CHARS: Final = 50
 
 
 class AskedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call the agent was given, among the messages it sends along."""
+    """A tool call in the history that the agent sends."""
 
     id: str = ""
     """Id of the tool call"""
 
 
 class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of what the agent sends along."""
+    """A message in the history that the agent sends."""
 
     role: str
-    """Who speaks: `system`, `user`, `assistant` or `tool`"""
+    """Role of the sender: `system`, `user`, `assistant` or `tool`"""
     content: Any = None
     """Text or parts of the message; null in a message of tool calls only"""
     tool_calls: list[AskedCall] | None = None
@@ -42,7 +42,7 @@ class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool the agent has, and what can be said to it."""
+    """A tool of the agent, with its arguments."""
 
     name: str
     """Name of the tool"""
@@ -51,19 +51,19 @@ class AskedFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """The wrapping of a tool."""
+    """The wrapper of a tool."""
 
     function: AskedFunction
     """The tool"""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent asks its language model, in the form of the chat completions of OpenAI."""
+    """A request of an agent to its model, in the format of OpenAI's chat completions."""
 
     model: str
-    """Read, and without effect: the recording answers"""
+    """Ignored: the recording answers"""
     messages: list[AskedMessage]
-    """The history as the agent sends it"""
+    """History of the conversation"""
     tools: list[AskedTool] | None = None
     """Tools of the agent; null: none"""
 
@@ -78,7 +78,7 @@ _EVENT: Final = msgspec.json.Decoder(_Event)
 
 
 def recording_of(order: StartOrder) -> tuple[RecordedStep, ...]:
-    """Return the steps to replay, and what the user has to say behind them; none for no replay."""
+    """Return the steps to replay, followed by the order's first message; empty without a replay."""
     if not order.replay:
         return ()
     message = first_message(order)
@@ -87,7 +87,7 @@ def recording_of(order: StartOrder) -> tuple[RecordedStep, ...]:
 
 
 def find_turn(steps: Sequence[RecordedStep], messages: Iterable[AskedMessage]) -> int | None:
-    """Return which step is the next turn of the agent, None behind the last one."""
+    """Return the index of the agent's next turn, None after the last one."""
     at = -1
     for message in messages:
         if message.role != "assistant":
@@ -95,52 +95,52 @@ def find_turn(steps: Sequence[RecordedStep], messages: Iterable[AskedMessage]) -
         if message.tool_calls:
             at = max(at, *(_step_of(call.id) for call in message.tool_calls))
         else:
-            at = _spoken(steps, _next_turn(steps, at), at)
+            at = _after_text(steps, _next_turn(steps, at), at)
     return _next_turn(steps, at)
 
 
 def is_last_turn(steps: Sequence[RecordedStep], at: int) -> bool:
-    """Whether the agent has no further turn in the recording."""
+    """Return whether the recording has no turn of the agent after a step."""
     return _next_turn(steps, at) is None
 
 
 def interjection(steps: Sequence[RecordedStep], at: int) -> RecordedStep | None:
-    """Return what the user said while the agent was at work on a step, or None."""
+    """Return the message that the user sent while the agent ran a step, or None."""
     follows = steps[at + 1] if at + 1 < len(steps) else None
     is_said = follows is not None and follows.message is not None
     return follows if is_said and not steps[at].ends_run else None
 
 
 def reached(steps: Sequence[RecordedStep], events: Iterable[bytes], at: int = -1) -> int:
-    """Return the last step that is among the events of a conversation behind the step `at`."""
+    """Return the index of the last step in the events, or `at` if there is none after it."""
     for raw in events:
         event = _EVENT.decode(raw)
         if event.kind == "ActionEvent":
             at = max(at, _step_of(event.tool_call_id))
         elif event.kind == "MessageEvent" and event.source == "user":
-            told = (index for index in range(at + 1, len(steps)) if steps[index].message)
-            at = next(told, at)
+            messages = (index for index in range(at + 1, len(steps)) if steps[index].message)
+            at = next(messages, at)
         elif event.kind == "MessageEvent":
-            at = _spoken(steps, at + 1, at)
+            at = _after_text(steps, at + 1, at)
     return at
 
 
 def acts_as_recorded(events: Iterable[bytes], *, before: bool = False) -> bool:
-    """Whether the last thing the agent did, or is about to do, is out of the recording.
+    """Return whether the agent's last action is from the recording.
 
-    `before` says it of the events before these, in which it may have done nothing.
+    `before` is the result for the events before these, used if these have no action.
     """
     done = [event for event in map(_EVENT.decode, events) if event.kind == "ActionEvent"]
     return _step_of(done[-1].tool_call_id) >= 0 if done else before
 
 
 def has_messages_behind(steps: Sequence[RecordedStep], at: int) -> bool:
-    """Whether the user says something behind a step."""
+    """Return whether the recording has messages of the user after a step."""
     return any(step.message is not None for step in steps[at + 1 :])
 
 
 def completion(steps: Sequence[RecordedStep], at: int, question: Question) -> dict[str, Any]:
-    """Return a recorded turn as the answer of a language model."""
+    """Return a recorded turn as a chat completion."""
     step = steps[at]
     known = {tool.function.name: tool.function.parameters for tool in question.tools or ()}
     calls = [
@@ -158,7 +158,7 @@ def completion(steps: Sequence[RecordedStep], at: int, question: Question) -> di
 
 
 def title_answer(steps: Sequence[RecordedStep], question: Question) -> dict[str, Any]:
-    """Return the beginning of the first message, for whoever asks for a title."""
+    """Return the beginning of the first message as a chat completion, for a request for a title."""
     said = steps[0].message
     text = " ".join(part.text for part in said.content).strip() if said else ""
     return _answer(question, text.partition("\n")[0][:_TITLE_CHARS] or "Replay", [])
@@ -169,8 +169,8 @@ def _next_turn(steps: Sequence[RecordedStep], at: int) -> int | None:
     return next(turns, None)
 
 
-def _spoken(steps: Sequence[RecordedStep], index: int | None, at: int) -> int:
-    """Return the step of this index if it is a turn of words only, else where the replay stood."""
+def _after_text(steps: Sequence[RecordedStep], index: int | None, at: int) -> int:
+    """Return `index` if its step is a turn without tool calls, otherwise `at`."""
     if index is None or index >= len(steps) or steps[index].message or steps[index].uses:
         return at
     return index
@@ -182,7 +182,7 @@ def _step_of(call_id: str) -> int:
 
 
 def _arguments(recorded: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """Return what is said to a tool, completed with what this agent adds to each of its tools."""
+    """Return the arguments of a tool call, with those that the agent adds to each of its tools."""
     known = schema.get("properties", {})
     added = {"security_risk": "LOW", "summary": "Replayed from a recording"}
     arguments = dict(recorded) | {name: text for name, text in added.items() if name in known}

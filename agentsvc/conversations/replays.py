@@ -1,4 +1,4 @@
-"""Replaying recorded conversations in their sandboxes before the language model takes over."""
+"""Replays of recorded conversations in sandboxes, before the language model takes over."""
 
 import asyncio
 import contextlib
@@ -39,18 +39,18 @@ _FIRST_POLL_SECONDS: Final = 0.2
 _LAST_POLL_SECONDS: Final = 2.0
 _HAND_OVER_SECONDS: Final = 600.0
 _EARLIER_SECONDS: Final = 10.0
-"""How long changes of before are waited for at a time: they may have set the agent going."""
+"""How long to wait at a time for earlier requests, which may have started the agent."""
 
-_BROKEN: Final = (ExecutionStatus.ERROR, ExecutionStatus.STUCK)
+_FAILED: Final = (ExecutionStatus.ERROR, ExecutionStatus.STUCK)
 
 type SayLater = Callable[[str, PendingMessage], Awaitable[None]]
-"""Has an agent of a user told something, once for each id."""
+"""Queues a message to an agent of a user, once for each message id."""
 
 type Check = Callable[[], Awaitable[None]]
 
 
 class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Stands in for the language model of agents that replay, until the recording ends."""
+    """Answers the model requests of replaying agents from the recording, until it ends."""
 
     stores: ConversationStores
     sandboxes: Sandboxes
@@ -63,9 +63,9 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ) -> dict[str, Any]:
         """Return the next recorded turn of a conversation, in the form of a chat completion.
 
-        With the last one, what follows is left to the model that was asked for: it is in place
-        before the agent has the answer. The same question gives the same answer. Raises NotFound
-        where nothing is replayed, or nothing is left to be; AgentUnavailable or AgentRefused.
+        Before the last turn is returned, the agent is switched to its real model. Idempotent: the
+        same question gets the same turn. Raises NotFound if the conversation is no replay or the
+        recording is over, and AgentUnavailable or AgentRefused.
         """
         task = await self.stores.tasks.find_of_conversation(conversation_id)
         if task is None or task.sandbox_id != sandbox.id or not task.request.replay:
@@ -78,7 +78,7 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise NotFound("The recording is over")
         agent = self.sandboxes.agent_of(sandbox)
         if agent is None:
-            raise AgentUnavailable("The sandbox is not known to run yet")
+            raise AgentUnavailable("The sandbox does not run yet")
         if is_last_turn(steps, at):
             settings = await self.settings.get(task.user_id)
             chosen = chosen_model(task.request, settings)
@@ -90,7 +90,7 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if said is not None and said.message is not None:
             before = [step.message for step in steps[: at + 1] if step.message is not None]
             pending = PendingMessage(
-                # The same each time that this question is asked.
+                # The same id for the same question.
                 id=uuid5(UUID(conversation_id), f"recorded {at + 1}").hex,
                 conversation_id=conversation_id,
                 kind=PendingKind.RECORDED,
@@ -106,20 +106,20 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 async def play(
     agent: AgentServer, conversation_id: str, steps: Sequence[RecordedStep], check: Check
 ) -> ConversationInfo:
-    """Say what the user said in a recording, when it is time, until the real model is in place.
+    """Send the user's recorded messages, each at its time, until the replay has ended.
 
-    `check` raises when there is nothing to wait for any more. May be called again after a crash.
-    Raises StartRefused when the replay cannot go on.
+    `check` raises if the replay is not to continue. May be called again after a crash.
+    Raises StartRefused if the replay fails.
     """
     pause = _FIRST_POLL_SECONDS
     while True:
         try:
             info = await _find(agent, conversation_id)
             if info.execution_status != ExecutionStatus.RUNNING:
-                # An earlier try, perhaps of a server that was killed, has its effect only then.
+                # A request of an earlier run of this function may take effect only now.
                 await agent.wait_for_earlier_changes(conversation_id, time_limit=_EARLIER_SECONDS)
                 info = await _find(agent, conversation_id)
-            if await _go_on(agent, conversation_id, steps, info):
+            if await _advance(agent, conversation_id, steps, info):
                 return info
         except AgentUnavailable as exc:
             log.info("replay waits for the agent server", extra={"reason": exc.message})
@@ -135,10 +135,10 @@ async def _find(agent: AgentServer, conversation_id: str) -> ConversationInfo:
     return info
 
 
-async def _go_on(
+async def _advance(
     agent: AgentServer, conversation_id: str, steps: Sequence[RecordedStep], info: ConversationInfo
 ) -> bool:
-    """Do what is due in a replay; return whether nothing will be any more."""
+    """Take the next step of a replay, if any; return whether the replay has ended."""
     status = info.execution_status
     is_handed_over = info.agent.llm.model != MODEL
     if status == ExecutionStatus.RUNNING and not is_handed_over:
@@ -148,12 +148,12 @@ async def _go_on(
         at = reached(steps, page, at)
         is_recorded = acts_as_recorded(page, before=is_recorded)
     if status == ExecutionStatus.WAITING_FOR_CONFIRMATION and is_recorded:
-        # What is recorded was confirmed when it was recorded.
+        # The recorded actions were confirmed in the original conversation.
         await agent.respond_to_confirmation(conversation_id, accept=True)
         return False
     if is_handed_over and not has_messages_behind(steps, at):
         return True
-    if status in _BROKEN:
+    if status in _FAILED:
         raise StartRefused(
             f"The replay ended in the state `{status}` at step {at + 1} of {len(steps)}."
             " The events of the conversation say why"

@@ -1,4 +1,4 @@
-"""Retention: deletes old events and unused sandboxes."""
+"""Retention: deletion of old events and unused sandboxes."""
 
 import logging
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from agentsvc.storage import Database, Queryable, Transaction, record_of
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 5000
-_DONE_WITH: Final = """
+_DELETABLE: Final = """
     NOT EXISTS (
         SELECT 1 FROM conversations AS c JOIN sandboxes AS s ON s.id = c.sandbox_id
         WHERE c.id = e.conversation_id
@@ -29,7 +29,7 @@ _DONE_WITH: Final = """
 _COUNT_OLD: Final = f"""
     SELECT COUNT(*) AS events, COUNT(DISTINCT e.conversation_id) AS conversations
     FROM events AS e
-    WHERE e.received_at < :before AND {_DONE_WITH}
+    WHERE e.received_at < :before AND {_DELETABLE}
 """  # noqa: S608  # a constant
 _WITH_OLD_EVENTS: Final = """
     SELECT c.id FROM conversations AS c
@@ -47,7 +47,7 @@ _DELETE_OLD: Final = f"""
             FROM (
                 SELECT e.rowid AS number, e.seq, e.received_at
                 FROM events AS e
-                WHERE e.conversation_id = :id AND {_DONE_WITH}
+                WHERE e.conversation_id = :id AND {_DELETABLE}
                 ORDER BY e.seq
                 LIMIT {_BATCH}
             )
@@ -72,7 +72,7 @@ _IDLE: Final = """
       )
       AND s.id NOT IN (SELECT a.sandbox_id FROM archives AS a WHERE a.state = 'saving')
 """
-_GIVE_UP: Final = f"""
+_SET_DELETED: Final = f"""
     UPDATE sandboxes SET target = 'deleted', updated_at = :now
     WHERE id IN (SELECT id FROM ({_IDLE}))
       AND (:ids IS NULL OR id IN (SELECT value FROM json_each(:ids)))
@@ -80,7 +80,7 @@ _GIVE_UP: Final = f"""
 
 
 class IdleSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox that nobody has used for long, and when it was used last."""
+    """A sandbox that was not used for long, and the time of its last use."""
 
     id: str
     user_name: str
@@ -88,19 +88,19 @@ class IdleSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def count_old_events(source: Queryable, before: datetime) -> tuple[int, int]:
-    """Return how many events are older, and of how many conversations.
+    """Return how many events were received before a time, and of how many conversations.
 
-    Those of a conversation that still has a sandbox, or of which a webhook has yet to tell
-    something, do not count: what is deleted is always the beginning.
+    Conversations that still have a sandbox or pending webhook deliveries are left out.
     """
     row = await source.one(_COUNT_OLD, {"before": to_stored(before)})
     return (row["events"], row["conversations"]) if row else (0, 0)
 
 
 async def delete_old_events(database: Database, before: datetime) -> int:
-    """Delete the events that `count_old_events` counts, in pieces between which others write.
+    """Delete the events that `count_old_events` counts, in batches; return their number.
 
-    Those behind one that was received later, as the clock was then, stay until that is old.
+    Only the beginning of a log is deleted: events after a younger one, as after a change of the
+    clock, stay until that is old.
     """
     moment = to_stored(before)
     rows = await database.all(_WITH_OLD_EVENTS, {"before": moment})
@@ -118,13 +118,16 @@ async def _delete_old_events_of(database: Database, conversation_id: str, before
 
 
 async def keep_to_age(database: Database, age: timedelta) -> None:
-    """Delete the events that are older than this, as `delete_old_events` does; called now and then."""
+    """Delete events older than `age`, as `delete_old_events` does; called periodically."""
     if deleted := await delete_old_events(database, now() - age):
         log.info("old events deleted", extra={"events": deleted})
 
 
 async def find_idle(source: Queryable, before: datetime) -> list[IdleSandbox]:
-    """Return the sandboxes last used before a moment in which nothing is under way, oldest use first."""
+    """Return the sandboxes last used before a time, without those in use; oldest use first.
+
+    In use are sandboxes with a running agent, an unfinished start, or an archive being saved.
+    """
     rows = await source.all(f"{_IDLE} ORDER BY used_at, s.id", {"before": to_stored(before)})
     return [record_of(row, IdleSandbox) for row in rows]
 
@@ -132,29 +135,29 @@ async def find_idle(source: Queryable, before: datetime) -> list[IdleSandbox]:
 async def find_idle_by_rules(
     database: Database, settings: SettingsStore, defaults: IdleRules
 ) -> list[IdleSandbox]:
-    """Return the sandboxes that a server deletes by the rules for idle ones, as far as is stored.
+    """Return the sandboxes that the idle rules delete now, according to the stored state.
 
-    The rules are the user's own, over those of the spec, over `defaults`.
+    The user's own rules override those of the spec, which override `defaults`.
     """
     found: set[str] = set()
     for unused in await database.read(UseTable(database).unused):
         rules = await rules_for(unused, settings, defaults)
         if due(rules, unused, now() - unused.active_at) is Target.DELETED:
             found.add(unused.id)
-    return [one for one in await find_idle(database, now()) if one.id in found]
+    return [idle for idle in await find_idle(database, now()) if idle.id in found]
 
 
 async def give_up_idle(
     database: Database, before: datetime, *, only: Collection[str] | None = None
 ) -> int:
-    """Want the sandboxes that `find_idle` finds removed, and return how many those are.
+    """Set the target of the sandboxes that `find_idle` returns to deleted; return their number.
 
-    `only` names which of them. A server removes them, within the time of a sweep or when it starts.
+    `only` restricts them to these ids. The server deletes them at its next sweep or start.
     """
     ids = None if only is None else msgspec.json.encode(sorted(only)).decode()
 
     async def body(tx: Transaction) -> int:
         moments = {"before": to_stored(before), "now": to_stored(now())}
-        return await tx.run(_GIVE_UP, {**moments, "ids": ids})
+        return await tx.run(_SET_DELETED, {**moments, "ids": ids})
 
     return await database.write(body)

@@ -1,7 +1,7 @@
-"""Secret lookups: URLs and signed tokens with which a sandbox fetches its user's secrets.
+"""Secret lookups: URLs and tokens with which a sandbox fetches its user's secrets.
 
-A pass opens the token of one git provider for one sandbox. It is sealed with the master key, so
-nothing is stored of it.
+A provider pass permits one sandbox to fetch the token of one git provider. It is encrypted with the
+master key, so that the server need not store it.
 """
 
 import base64
@@ -19,7 +19,7 @@ _CONTEXT: Final = "provider-pass"
 
 
 class SecretLookup(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sandbox gets the value of one secret, and the header it sends there."""
+    """The URL of one secret, and the header that authorizes the request."""
 
     url: str
     header: str
@@ -28,7 +28,7 @@ class SecretLookup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProviderPass(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose token a sandbox may have."""
+    """Permission of a sandbox to fetch the token of a git provider."""
 
     sandbox_id: str
     provider: Provider
@@ -38,18 +38,18 @@ _DECODER = msgspec.json.Decoder(ProviderPass)
 
 
 class LookupTokens:
-    """Signs passes and reads them again."""
+    """Encodes provider passes as tokens, and decodes them."""
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
 
     def sign(self, granted: ProviderPass) -> Secret:
-        """Return the text that stands for a pass; two of one pass differ."""
+        """Return a token for a pass; each call returns another one."""
         sealed = self._vault.seal(msgspec.json.encode(granted), _CONTEXT)
         return Secret(base64.urlsafe_b64encode(sealed).rstrip(b"=").decode())
 
     def read(self, text: str) -> ProviderPass:
-        """Return the pass a text stands for; raises NotAuthenticated unless this server signed it."""
+        """Return the pass in a token; raises NotAuthenticated unless this server issued it."""
         try:
             sealed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             return _DECODER.decode(self._vault.unseal(sealed, _CONTEXT))
@@ -60,7 +60,7 @@ class LookupTokens:
 async def make_lookups(
     sandbox: Sandbox, secrets: SecretStore, passes: LookupTokens, internal_url: str
 ) -> dict[str, SecretLookup]:
-    """Return how a sandbox asks for each secret of its user, by the name that commands know."""
+    """Return the lookups of all secrets of a sandbox's user, by environment variable."""
     base = f"{internal_url}/api/v1"
     found = {
         token_variable(Provider(provider)): SecretLookup(

@@ -36,7 +36,7 @@ from agentsvc.storage import Transaction, note_effect
 
 
 class Conversations(msgspec.Struct, kw_only=True, eq=False):
-    """Starts, finds, changes and deletes conversations, and talks to their agents."""
+    """Searches, changes, forks and deletes conversations, and calls their agents."""
 
     stores: ConversationStores
     sandboxes: Sandboxes
@@ -44,12 +44,12 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
     ingestor: EventIngestor
     deletion: ConversationDeletion
     starts: Starts
-    """The starts of conversations."""
+    """Starts of conversations."""
 
     def __post_init__(self) -> None:
         self.sandboxes.on_change(self.ingestor.sandbox_changed)
 
-    # Finding
+    # Queries
 
     async def find_many(
         self, user_id: str, ids: Sequence[str], *, include_starting: bool = False
@@ -78,14 +78,14 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         return view
 
     async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
-        """Say whether a conversation is this user's, be it started or not."""
+        """Return whether a conversation belongs to a user, whether it is started or not."""
         return await self.stores.db.keep(
             (Conversations.is_of_user, user_id, conversation_id),
             lambda: self.stores.conversations.is_of_user(user_id, conversation_id),
         )
 
     async def resolve(self, user_id: str, text: str) -> str | None:
-        """Return the id behind a hex or dashed UUID or a user's own name, or None."""
+        """Return the id of a conversation by its alias or its hex or dashed UUID, or None."""
         return await self.stores.conversations.find_by_alias(user_id, text) or parse_uuid(text)
 
     async def search(
@@ -104,11 +104,11 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         return await self.stores.db.keep(key, read, weigh=lambda page: len(page[0]))
 
     async def count(self, user_id: str, query: ConversationQuery) -> int:
-        """Return how many of a user's conversations a query finds."""
+        """Return how many of a user's conversations match a query."""
         return await self.stores.conversations.count(user_id, query)
 
     async def note_refusal(self, grant: ModelToken, status: int, message: str) -> None:
-        """Tell, in the conversation itself, that its model does not answer now."""
+        """Store an event in the conversation that its model fails now."""
         with contextlib.suppress(NotFound, QuotaExceeded):
             await self.ingestor.record(
                 grant.conversation_id,
@@ -116,12 +116,12 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
                 sandbox_id=grant.sandbox_id,
             )
 
-    # Changing
+    # Changes
 
     async def update(
         self, user_id: str, conversation_id: str, patch: ConversationPatch
     ) -> ConversationView:
-        """Change what is stored of a conversation; raises NotFound."""
+        """Apply a patch to a conversation; raises NotFound, BadRequest or InvalidRequest."""
         if isinstance(patch.repository, str) and "://" not in patch.repository:
             check_repository(patch.repository)
         if isinstance(patch.branch, str):
@@ -138,17 +138,17 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         return await self.get(user_id, conversation_id, include_starting=True)
 
     async def delete(self, user_id: str, conversation_id: str) -> None:
-        """Remove a conversation with its events, its children, and a sandbox left empty.
+        """Delete a conversation with its events, its children, and a sandbox without others.
 
-        The sandbox goes in the background, tried until it works. Raises NotFound.
+        The sandbox is deleted in the background, with retries. Raises NotFound.
         """
         await self.get(user_id, conversation_id, include_starting=True)
         self.starts.forget(await self.deletion.remove(conversation_id))
 
     async def save_workspace(self, user_id: str, conversation_id: str) -> Archive:
-        """Ask for an archive of a conversation's workspace, which is saved in the background.
+        """Create an archive of a conversation's workspace, which is saved in the background.
 
-        Raises NotFound, Conflict during the start, and Gone where there is no sandbox any more.
+        Raises NotFound, Conflict during the start, and Gone if the sandbox is gone.
         """
         archive = _archive_of(await self.get(user_id, conversation_id, include_starting=True))
 
@@ -168,12 +168,12 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         up_to: str | None = None,
         claim: Claim | None = None,
     ) -> StartTask:
-        """Start another conversation, in a new sandbox, on a copy of a workspace and its history.
+        """Start a fork: a new conversation in a new sandbox with a copy of the workspace and history.
 
-        `up_to` is the last event of the history that is copied, `claim` as for `Starts.start`. Where
-        the sandbox is gone, it begins as its repository is, or with no files. Raises as
-        `save_workspace` and `start`, NotFound where there is no such event, and Gone where there is no
-        history either.
+        `up_to` is the id of the last event to copy, `claim` as for `Starts.start`. If the sandbox
+        is gone, the fork begins with the repository as it is now, or with no files. Raises as
+        `save_workspace` and `Starts.start`, NotFound if the event does not exist, and Gone if the
+        history is gone, too.
         """
         view = await self.get(user_id, conversation_id, include_starting=True)
         if up_to is not None:
@@ -188,16 +188,16 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         else:
             copied, spec_id = found
             order = msgspec.structs.replace(order, copied=copied, spec_id=spec_id)
-        # What the agent server does not tell now is not in the copy.
+        # If this sync fails, events that are not delivered yet are missing in the copy.
         with contextlib.suppress(AgentsvcError):
             await self.ingestor.sync(view.conversation.id)
         order = msgspec.structs.replace(order, fork_of=view.conversation.id)
         return await self.starts.start(user_id, order, claim=claim, archive=archive)
 
     async def _copied(self, view: ConversationView) -> tuple[CopySource, str] | None:
-        """Return the sandbox to copy and its spec; None where only the workspace is to be saved.
+        """Return the sandbox to copy and its spec; None to copy only the workspace.
 
-        With a whole sandbox come the files of all that have worked in it.
+        A copied sandbox has all its files, so only one with no other conversation is copied.
         """
         conversation, sandbox = view.conversation, view.sandbox
         if not conversation.is_ready or sandbox is None or sandbox.spec.withholds_secrets:
@@ -220,37 +220,38 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         return copied, sandbox.spec_id
 
     async def checkpoints(self, user_id: str, conversation_id: str) -> Sequence[Checkpoint]:
-        """Return the checkpoints of the files of a conversation, the oldest first; raises NotFound."""
+        """Return the checkpoints of a conversation's sandbox, oldest first; raises NotFound."""
         view = await self.get(user_id, conversation_id, include_starting=True)
         return await self.sandboxes.checkpoints.of_sandbox(view.sandbox) if view.sandbox else ()
 
     async def check_rollback(self, view: ConversationView, checkpoint_id: str) -> Sandbox:
-        """Return the sandbox whose files may be put back to a checkpoint of its own.
+        """Return the sandbox of a conversation if its files may be restored from a checkpoint.
 
-        Raises NotFound, and Conflict while an agent works there, or where others live in it, too.
+        Raises NotFound, and Conflict while the agent runs or if the sandbox has other
+        conversations.
         """
         sandbox = view.sandbox
         known = await self.sandboxes.checkpoints.of_sandbox(sandbox) if sandbox else ()
         if sandbox is None or checkpoint_id not in {one.id for one in known}:
             raise NotFound("Checkpoint not found")
         if view.execution_status is ExecutionStatus.RUNNING or not view.conversation.is_ready:
-            raise Conflict("The agent is at work: interrupt it first")
+            raise Conflict("The agent is running: interrupt it first")
         if len(await self.stores.conversations.of_sandbox(sandbox.id)) != 1:
-            raise Conflict("Other conversations live in this sandbox, whose files these are, too")
+            raise Conflict("Other conversations in this sandbox share its files")
         return sandbox
 
     async def restore_checkpoint(self, view: ConversationView, checkpoint_id: str) -> None:
-        """Have a conversation's sandbox be stopped, and start with the files of a checkpoint.
+        """Stop a conversation's sandbox, with all its processes, and restore its files.
 
-        What runs there ends. The next message starts it, unless its user had it rest. Raises as
-        `check_rollback` and `Sandboxes.stop`.
+        The next message starts it again, unless its user had paused it. Raises as `check_rollback`
+        and `Sandboxes.stop`.
         """
         sandbox = await self.check_rollback(view, checkpoint_id)
         await self.sandboxes.stop(sandbox.user_id, sandbox.id, until_needed=True)
         await self.sandboxes.checkpoints.roll_back(sandbox, checkpoint_id)
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
-        """Return the order of a fork of which there is no workspace to copy."""
+        """Return the order of a fork without a workspace to copy; raises Gone without a history."""
         if not await self.ingestor.has_events(conversation.id):
             raise Gone("Neither the sandbox nor the history of this conversation exists any more")
         return msgspec.structs.replace(
@@ -261,7 +262,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
             provider=conversation.git_provider,
         )
 
-    # Talking to the agent
+    # Calls to the agent
 
     async def interrupt(self, user_id: str, conversation_id: str) -> None:
         """Stop the run at once; raises as `require_agent`."""
@@ -271,29 +272,27 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
     async def resume(
         self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
     ) -> None:
-        """Do as `Sandboxes.resume` for a user, after which the end of an archive lets nothing rest."""
+        """Resume a sandbox as `Sandboxes.resume`, and keep it running after an archive is saved."""
         await self.sandboxes.resume(user_id, sandbox_id, when_full=when_full)
         await self.stores.db.write(lambda tx: self.archives.forget_rest(tx, sandbox_id))
 
     def note_message_sent(self, view: ConversationView) -> None:
-        """Take in that an agent was told something: its sandbox is used, and there is news."""
+        """Mark the sandbox as used and schedule a sync, after a message was delivered."""
         self.sandboxes.usage.note(view.conversation.sandbox_id)
         self.ingestor.sync_after_message(view.conversation.id)
 
-    # What goes on by itself
+    # Periodic work
 
     async def recover(self) -> None:
-        """Fetch what was missed, and tell what is to be forgotten; called once, before starts go on."""
+        """Sync all conversations and retry deletions; called once, before starts are resumed."""
         await self.ingestor.sync_all()
         await self.deletion.tell_all()
 
     async def sync(self) -> None:
-        """Fetch what was not delivered and go on with what got stuck; called now and then."""
+        """Sync stale conversations, resume interrupted starts, retry deletions; periodic."""
         await self.ingestor.sync_stale()
         await self.starts.go_on()
         await self.deletion.tell_all()
-
-    # Inside
 
     async def _view(
         self, user_id: str, conversations: Iterable[Conversation], silent: Collection[str | None]
@@ -311,10 +310,10 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         ]
 
     def require_agent(self, view: ConversationView) -> AgentServer:
-        """Return the calls to the agent server of a conversation.
+        """Return the client of a conversation's agent server.
 
-        Raises Conflict while its sandbox is paused or starting, Gone if that is gone, and
-        SandboxNotUsable if it failed.
+        Raises Conflict if its start failed or has not ended, or its sandbox is paused or starting;
+        Gone if the sandbox is gone; SandboxNotUsable if it failed.
         """
         sandbox, status = view.sandbox, view.sandbox_status
         if view.conversation.start_failed:
@@ -335,7 +334,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
 
 
 def _archive_of(view: ConversationView) -> Archive:
-    """Return the archive of a workspace that is to be saved; raises Conflict, and Gone without one."""
+    """Return the record of a new archive of a workspace; raises Conflict and Gone."""
     if not view.conversation.is_ready:
         raise Conflict("The conversation has not been started, and has no workspace")
     if view.sandbox is None or view.sandbox_status is SandboxStatus.MISSING:

@@ -1,4 +1,4 @@
-"""In which order conversations and their starts are listed, and where a page begins. Pure."""
+"""Sort orders and page cursors of conversations and start tasks. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from agentsvc.storage import Row, SqlPage, cut
 
 
 def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> SqlPage:
-    """Return the page behind a page id; raises InvalidRequest for a foreign one."""
+    """Return the SQL of the page after a page id; raises InvalidRequest for an invalid id."""
     column, after = _column_of(sort), None
     if page_id is not None:
         order, key, last = decode_cursor(page_id, str, str, str)
@@ -24,7 +24,7 @@ def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> SqlPage:
 def cut_sorted(
     rows: Sequence[Row], sort: ConversationSort | StartSort, limit: int
 ) -> tuple[list[Row], str | None]:
-    """Return the rows of such a page, of which one too many was read, and the id of the next page."""
+    """Return the rows of a page, read with one extra row, and the id of the next page."""
     column = _column_of(sort)
     return cut(rows, limit, lambda last: (sort.value, last[column] or "", last["id"]))
 

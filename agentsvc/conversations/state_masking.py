@@ -1,7 +1,7 @@
-"""Masks secrets in the state that agent servers report.
+"""Masking of secrets in the states that agent servers report.
 
-A state names the agent as it was ordered. Agent servers hide most of what is secret there; what they
-show all the same must not get into the log, the streams and the webhooks of a conversation.
+A state contains the settings of the agent. Agent servers mask most secrets in it; the others must
+not get into the log, the streams and the webhooks of a conversation.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _SECRETS: Final = frozenset(
         "token",
     }
 )
-_HOLDERS: Final = frozenset(
+_PARENTS: Final = frozenset(
     {
         "acp_env",
         "args",
@@ -43,16 +43,16 @@ _HOLDERS: Final = frozenset(
         "secret_sources",
     }
 )
-"""Members in which every text may be a secret."""
-_KEPT: Final = frozenset({"kind", "description", "url", "strategy", "header_name", "username"})
+"""Members in which every string may be a secret."""
+_PUBLIC: Final = frozenset({"kind", "description", "url", "strategy", "header_name", "username"})
 _USER_OF_URL: Final = re.compile(r"(?<=://)[^/?#\s]*@")
 _QUERY: Final = re.compile(r"([?&][^?=&#\s]*+=)[^&#\s]*")
-"""A name ends where the next one begins, and gives nothing back: no text takes long."""
-_DEEPEST: Final = 60
-_BYTES_AT_ONCE: Final = 16 * 1024
-"""How much of states is masked at once."""
+"""The name is matched possessively, so that no text takes long."""
+_MAX_DEPTH: Final = 60
+_THREAD_BYTES: Final = 16 * 1024
+"""Larger states are masked in a thread."""
 _MAX_VALUES: Final = 200_000
-"""How many values a state may have: each of them takes time and memory."""
+"""The most values of a state, because each takes time and memory."""
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,31 +65,31 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 async def mask_states(raw: Sequence[bytes]) -> list[bytes]:
-    """Return events as `mask_state` does; what takes a while does not hold up the event loop."""
+    """Mask events with `mask_state`; large ones in a thread, not to block the event loop."""
     size = sum(len(event) for event in raw if STATE_KIND.encode() in event)
-    if size <= _BYTES_AT_ONCE:
+    if size <= _THREAD_BYTES:
         return [mask_state(event) for event in raw]
     return await asyncio.to_thread(lambda: [mask_state(event) for event in raw])
 
 
 def mask_state(raw: bytes) -> bytes:
-    """Return an event as it was told, but for the secrets of an agent in a state of it.
+    """Return an event unchanged, except that secrets in a state are masked.
 
-    Of a state that cannot be read, or has too much in it, only the head is left.
+    A state that cannot be parsed, or is too large, is reduced to its head.
     """
     if STATE_KIND.encode() not in raw:
         return raw
     head = decode_or_none(raw, Head)
-    # What has none is nothing that the event log takes.
+    # The event log skips events without a valid head.
     return raw if head is None or head.kind != STATE_KIND else _mask(raw, head)
 
 
 def _mask(raw: bytes, head: Head) -> bytes:
     if raw.count(b",") > _MAX_VALUES:
-        return _head_alone(head)
+        return _only_head(head)
     state, members = decode_or_none(raw, _state), decode_or_none(raw, _members)
     if state is None or members is None:
-        return _head_alone(head)
+        return _only_head(head)
     masked = _masked(state.value, state.key, depth=0)
     if masked == state.value:
         return raw
@@ -97,33 +97,33 @@ def _mask(raw: bytes, head: Head) -> bytes:
     return msgspec.json.encode(members)
 
 
-def _head_alone(head: Head) -> bytes:
-    left = {name: getattr(head, name) for name in head.__struct_fields__}
-    return msgspec.json.encode({**left, "key": _UNREADABLE, "value": None})
+def _only_head(head: Head) -> bytes:
+    members = {name: getattr(head, name) for name in head.__struct_fields__}
+    return msgspec.json.encode({**members, "key": _UNREADABLE, "value": None})
 
 
-def _masked(value: Any, name: str, *, depth: int, is_held: bool = False) -> Any:
-    """Return a part of a state, which a member of this name has, without secrets."""
-    if depth > _DEEPEST:
+def _masked(value: Any, name: str, *, depth: int, is_secret: bool = False) -> Any:
+    """Return the value of a member with this name, without secrets."""
+    if depth > _MAX_DEPTH:
         return None
     match value:
         case str():
-            return _masked_text(value, name, is_held=is_held)
+            return _masked_text(value, name, is_secret=is_secret)
         case dict():
-            is_held = is_held or name in _HOLDERS
+            is_secret = is_secret or name in _PARENTS
             return {
-                str(key): _masked(item, str(key), depth=depth + 1, is_held=is_held)
+                str(key): _masked(item, str(key), depth=depth + 1, is_secret=is_secret)
                 for key, item in value.items()
             }
         case list():
-            is_held = is_held or name in _HOLDERS
-            return [_masked(item, name, depth=depth + 1, is_held=is_held) for item in value]
+            is_secret = is_secret or name in _PARENTS
+            return [_masked(item, name, depth=depth + 1, is_secret=is_secret) for item in value]
         case _:
             return value
 
 
-def _masked_text(text: str, name: str, *, is_held: bool) -> str:
-    if not text or (name not in _KEPT and (is_held or name in _SECRETS)):
+def _masked_text(text: str, name: str, *, is_secret: bool) -> str:
+    if not text or (name not in _PUBLIC and (is_secret or name in _SECRETS)):
         return text and MASK
     if "://" in text and name.endswith("url"):
         return _QUERY.sub(rf"\1{MASK}", _USER_OF_URL.sub(f"{MASK}@", text))

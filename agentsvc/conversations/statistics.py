@@ -1,6 +1,6 @@
-"""Figures of all that is stored, for `/metrics`: counts, queues, costs.
+"""Statistics of the stored data, for `/metrics`: counts, queues, costs.
 
-Each is one query that reads few rows, or an index, so that it can be asked every few seconds.
+Each is one query that reads few rows, or an index, so that it can run every few seconds.
 """
 
 from collections import Counter
@@ -18,33 +18,33 @@ RECENTLY: Final = timedelta(hours=1)
 _NEWEST_EVENTS: Final = 200
 _MAX_STARTS: Final = 500
 _MAX_MODELS: Final = 100
-_FRESH: Final = timedelta(minutes=5)
+_MAX_AGE: Final = timedelta(minutes=5)
 _stages = msgspec.json.Decoder(tuple[Stage, ...])
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted at one moment."""
+    """Statistics at one moment."""
 
     sandboxes: dict[tuple[str, str, str], int]
-    """By backend, what is wanted, and what was last seen."""
+    """Counts by backend, target and phase."""
     conversations: dict[str, int]
-    """By what their agents do."""
+    """Counts by execution status."""
     starts: dict[str, int]
-    """Start tasks by where they are, of those that changed recently."""
+    """Counts of start tasks that changed recently, by status."""
     stage_seconds: dict[str, list[float]]
-    """How long recent starts were in each of their stages."""
+    """Durations of the stages of recent starts."""
     queues: dict[str, int]
-    """What waits: for room, for an agent, for a receiver, for a removal."""
+    """Lengths of queues: admission, messages to agents, webhooks, retried sandbox removals."""
     event_lag_seconds: float
-    """How long the slowest of the newest events took to get here."""
+    """The longest delay from an event to its receipt, among the newest events."""
     cost_dollars: dict[str, float]
-    """What conversations that are kept have cost, by model; beyond the 100 dearest as `other`."""
+    """Costs of the stored conversations by model; models after the 100 dearest as `other`."""
     read_seconds: float
-    """How long all of this took to read."""
+    """How long these queries took."""
 
 
 async def read_figures(database: Database) -> Figures:
-    """Return the figures of one moment."""
+    """Return the statistics of this moment."""
     return await database.read(_read)
 
 
@@ -75,13 +75,13 @@ async def _read(db: Reader) -> Figures:
         stage_seconds=stages,
         queues=queues,
         event_lag_seconds=lag,
-        cost_dollars=_few({row["model"]: row["cost"] for row in costs}),
+        cost_dollars=_limit_models({row["model"]: row["cost"] for row in costs}),
         read_seconds=(now() - began).total_seconds(),
     )
 
 
-def _few(costs: dict[str, float]) -> dict[str, float]:
-    """Return the dearest models, and all others as one: users name them as they like."""
+def _limit_models(costs: dict[str, float]) -> dict[str, float]:
+    """Merge all but the dearest models into `other`, because users may name any number."""
     if len(costs) <= _MAX_MODELS:
         return costs
     rest = sum(costs.pop(model) for model in list(costs)[_MAX_MODELS:])
@@ -120,7 +120,7 @@ async def _event_lag(db: Reader) -> float:
         "SELECT timestamp, received_at FROM events ORDER BY rowid DESC LIMIT :most",
         {"most": _NEWEST_EVENTS},
     )
-    since = now() - _FRESH
+    since = now() - _MAX_AGE
     lags = [
         lag_seconds(row["timestamp"], received)
         for row in rows
@@ -130,20 +130,21 @@ async def _event_lag(db: Reader) -> float:
 
 
 def lag_seconds(timestamp: str, received: datetime) -> float:
-    """Return how long an event took, given when it was told that it happened.
+    """Return the delay from the timestamp of an event to its receipt, or 0 if unknown.
 
-    Agent servers tell that without a time zone: as this machine's time, or as UTC in a container.
+    Agent servers write timestamps without a time zone: local time of this machine, or UTC in a
+    container. The smaller delay that is not negative is returned.
     """
     try:
-        told = datetime.fromisoformat(timestamp)
+        parsed = datetime.fromisoformat(timestamp)
     except ValueError:
         return 0.0
-    meant = [told] if told.tzinfo else [told.replace(tzinfo=UTC), told.astimezone(UTC)]
-    lags = [(received - moment).total_seconds() for moment in meant]
+    moments = [parsed] if parsed.tzinfo else [parsed.replace(tzinfo=UTC), parsed.astimezone(UTC)]
+    lags = [(received - moment).total_seconds() for moment in moments]
     return min((lag for lag in lags if lag >= 0), default=0.0)
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Return the value below which this part of the values is; they are at least one."""
+    """Return the quantile of values, which must not be empty; 0.5 is the median."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -1,4 +1,4 @@
-"""The tables of conversations and of their starts, made together."""
+"""The tables of conversations and start tasks."""
 
 from agentsvc.base import EventBus
 from agentsvc.conversations.starting.task_table import StartTaskTable
@@ -7,7 +7,7 @@ from agentsvc.storage import Database, Vault
 
 
 class ConversationStores:
-    """What is stored of conversations; the tables announce each change on the bus."""
+    """The tables of conversations and start tasks, which announce each change on the bus."""
 
     def __init__(self, db: Database, vault: Vault, event_bus: EventBus) -> None:
         self.db = db

@@ -1,7 +1,7 @@
 """Contents of live streams: the events of a conversation, or the changes of a user's objects.
 
-A stream reads the store and is only woken by notices. So it tells everything that is stored
-once and in order, whenever it begins and however slowly it is read, and little waits for it.
+A stream reads the database and is only woken by notices. So it yields everything that is stored
+once and in order, at any reading speed, and slow readers need little memory.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from agentsvc.conversations.service import Conversations
 from agentsvc.sandboxes import Sandbox, Sandboxes
 
 PAGE_BYTES: Final = 64 * 1024
-"""How much of a log is read at once, if not a single event is larger."""
+"""A page of a log ends with the event that reaches this size."""
 
 MAX_WAITING_BYTES: Final = 128 * 1024
-"""How many bytes of deltas may wait for one stream."""
+"""The most bytes of deltas that are buffered for one stream."""
 
 _BATCH: Final = 50
 _PAGE: Final = 100
@@ -37,26 +37,26 @@ type _Find = Callable[
 
 
 class Mark(StrEnum):
-    """What a stream says of itself."""
+    """A signal of a stream about itself."""
 
     READY = "ready"
-    """All that was there has been told; what follows is new."""
+    """All stored items were sent; what follows is new."""
     BEAT = "beat"
-    """Nothing has happened for a while."""
+    """Keep-alive: nothing has happened for `beat_seconds`."""
     RESYNC = "resync"
-    """The last: something may be missing from here on, so the reader has to begin anew."""
+    """The last item: later items may be lost, so the client has to start again."""
     DELETED = "deleted"
-    """The last: there is nothing left to tell of."""
+    """The last item: the conversation was deleted."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of what the model is saying, which is not stored."""
+    """A streaming delta of a model's response, which is not stored."""
 
     body: bytes
 
 
 class StreamedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What something of a user's is now; None if it was deleted."""
+    """The present value of an object of a user; None if it was deleted."""
 
     subject: Subject
     id: str
@@ -76,7 +76,10 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
     async def of_conversation(
         self, user_id: str, conversation_id: str, *, after: int, latest: int | None = None
     ) -> "ConversationStream":
-        """Return the events behind a number, -1 for all, or `latest` of them; raises NotFound."""
+        """Return a stream of the events after a number, -1 for all, or of the `latest` ones.
+
+        Raises NotFound.
+        """
         await self.conversations.get(user_id, conversation_id, include_starting=True)
         if latest is not None:
             last = await self.events.find_last(conversation_id)
@@ -84,16 +87,16 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
         return ConversationStream(self, user_id, conversation_id, after)
 
     async def of_user(self, user_id: str) -> AsyncGenerator[StreamedChange | Mark, None]:
-        """Tell what changes of a user's conversations, start tasks and sandboxes.
+        """Yield the changes of a user's conversations, start tasks and sandboxes.
 
-        Be READY at once, then tell each change; of several of one thing perhaps only the last. A
-        conversation is told of when its sandbox changes, too, and not before it is ready.
+        The first item is READY. Of several changes of one object, perhaps only the last is yielded.
+        A conversation is also yielded when its sandbox changes, but not before it is ready.
         """
-        with self.event_bus.subscribe(user_id, lambda news: news.subject in _CHANGING) as news:
+        with self.event_bus.subscribe(user_id, lambda n: n.subject in _CHANGING) as subscription:
             yield Mark.READY
             while True:
                 try:
-                    notices = await _within(self.beat_seconds, news.take())
+                    notices = await _within(self.beat_seconds, subscription.take())
                 except Overflow:
                     yield Mark.RESYNC
                     return
@@ -109,7 +112,7 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
             for one in notices
             if one.is_deleted
         ]
-        left = [one for one in notices if not one.is_deleted]
+        changed = [one for one in notices if not one.is_deleted]
         finders: dict[Subject, _Find] = {
             Subject.SANDBOX: self.sandboxes.find_many,
             Subject.START_TASK: self.conversations.starts.find_many,
@@ -117,19 +120,19 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
         }
         changes = []
         for subject, find in finders.items():
-            ids = [one.id for one in left if one.subject is subject]
+            ids = [one.id for one in changed if one.subject is subject]
             for changed_id, value in zip(ids, await find(user_id, ids), strict=True):
                 if value is not None:
                     changes.append(StreamedChange(subject=subject, id=changed_id, value=value))
-        told = {one.id for one in left if one.subject is Subject.CONVERSATION}
-        for sandbox_id in [one.id for one in left if one.subject is Subject.SANDBOX]:
+        sent = {one.id for one in changed if one.subject is Subject.CONVERSATION}
+        for sandbox_id in [one.id for one in changed if one.subject is Subject.SANDBOX]:
             changes += [
-                each for each in await self._inside(user_id, sandbox_id) if each.id not in told
+                each for each in await self._in_sandbox(user_id, sandbox_id) if each.id not in sent
             ]
         return changes + gone
 
-    async def _inside(self, user_id: str, sandbox_id: str) -> list[StreamedChange]:
-        """Return the conversations that live in a sandbox."""
+    async def _in_sandbox(self, user_id: str, sandbox_id: str) -> list[StreamedChange]:
+        """Return the conversations in a sandbox as changes."""
         query = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
         views, _ = await self.conversations.search(user_id, query, page_id=None, limit=_PAGE)
         return [
@@ -139,28 +142,28 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationStream:
-    """The events of a conversation, and the deltas between them once it is READY."""
+    """The events of a conversation, and after READY also the deltas between them."""
 
     def __init__(self, parts: Streams, user_id: str, conversation_id: str, after: int) -> None:
         self.last = after
-        """The number of the last event that was told, -1 before the first."""
+        """The number of the last yielded event, -1 before the first."""
         self._parts = parts
         self._user_id = user_id
         self._id = conversation_id
         self._is_live = False
 
     async def read(self) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
-        """Tell everything; may be called once.
+        """Yield the stored events, then new events and deltas; may be called once.
 
-        A reader that is ahead of the log, since that was restored from a copy, is told to RESYNC
-        behind its `last` event.
+        If `last` is beyond the log, because the database was restored from a backup, set it to the
+        log's last event and yield RESYNC.
         """
         with self._parts.event_bus.subscribe(
             self._user_id,
             self._is_wanted,
             conversation_id=self._id,
             max_waiting_bytes=MAX_WAITING_BYTES,
-        ) as news:
+        ) as subscription:
             last = await self._parts.events.find_last(self._id)
             if last is None or last < self.last:
                 self.last = -1 if last is None else last
@@ -172,39 +175,39 @@ class ConversationStream:
             yield Mark.READY
             with self._parts.deltas.followed(self._id):
                 while True:
-                    async for item in self._read_notices(news):
+                    async for item in self._read_notices(subscription):
                         yield item
                         if item in (Mark.RESYNC, Mark.DELETED):
                             return
 
-    def _is_wanted(self, news: Notice) -> bool:
-        if news.subject is Subject.DELTA:
+    def _is_wanted(self, notice: Notice) -> bool:
+        if notice.subject is Subject.DELTA:
             return self._is_live
-        is_end = news.subject is Subject.CONVERSATION and news.is_deleted
-        return is_end or news.subject is Subject.EVENTS
+        is_end = notice.subject is Subject.CONVERSATION and notice.is_deleted
+        return is_end or notice.subject is Subject.EVENTS
 
     async def _read_notices(
-        self, news: Subscription
+        self, subscription: Subscription
     ) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
         try:
-            notices = await _within(self._parts.beat_seconds, news.take())
+            notices = await _within(self._parts.beat_seconds, subscription.take())
         except Overflow:
             yield Mark.RESYNC
             return
-        for one in notices:
-            if one.subject is Subject.CONVERSATION:
+        for notice in notices:
+            if notice.subject is Subject.CONVERSATION:
                 yield Mark.DELETED
                 return
-            async for event in self._replay(one.seq):
+            async for event in self._replay(notice.seq):
                 yield event
-            # One that is older belongs to what has been told whole.
-            if one.subject is Subject.DELTA and one.seq == self.last:
-                yield Delta(body=one.delta)
+            # An older delta belongs to a message that was yielded whole.
+            if notice.subject is Subject.DELTA and notice.seq == self.last:
+                yield Delta(body=notice.delta)
         if not notices:
             yield Mark.BEAT
 
     async def _replay(self, to_seq: int | None) -> AsyncGenerator[StoredEvent, None]:
-        """Tell what is stored, up to a number or all of it."""
+        """Yield the stored events after `last`, up to a number or all."""
         while to_seq is None or self.last < to_seq:
             page = await self._parts.events.read_stretch(
                 self._id,
@@ -218,12 +221,12 @@ class ConversationStream:
             for event in page:
                 self.last = event.seq
                 yield event
-            # Neither a query nor a client that reads fast is waited for: others have their turn here.
+            # Neither a query nor a fast client suspends this task, so let others run here.
             await asyncio.sleep(0)
 
 
 async def _within[T](seconds: float, items: Awaitable[list[T]]) -> list[T]:
-    """Return what comes, nothing if that takes too long."""
+    """Await items; return an empty list on timeout."""
     try:
         async with asyncio.timeout(seconds):
             return await items

@@ -1,4 +1,4 @@
-"""The SQL of conversations: rows in, structs out. No logic; each write is announced once durable."""
+"""The SQL of conversations. No logic; each write is announced on the bus after the commit."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -32,9 +32,9 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     EXISTS (SELECT 1 FROM pending_messages AS m
       WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""
-"""The plus keeps SQLite from looking through all starts that failed, for each conversation.
+"""The unary plus keeps SQLite from using the index by status, which has all failed starts.
 
-A cost without end was once stored as null.
+An infinite cost was stored as null by earlier versions.
 """
 
 
@@ -55,7 +55,7 @@ _UPDATE: Final = """UPDATE conversations SET sandbox_id = :sandbox_id, title = :
     ready_at = coalesce(ready_at, :ready_at), updated_at = :updated_at
     WHERE id = :id"""
 _UPDATE_REST: Final = _UPDATE.replace("sandbox_id = :sandbox_id, title = :title,", "")
-"""SQLite writes each index anew that has one of the columns, whatever they are set to."""
+"""Without two indexed columns: SQLite rewrites the indexes of all columns that are set."""
 
 
 _COUNT: Final = "SELECT count(*) AS n FROM conversations AS c WHERE "
@@ -93,17 +93,17 @@ class ConversationTable:
     async def update(
         self, tx: Transaction, conversation: Conversation, *, before: Conversation | None = None
     ) -> None:
-        """Store a changed conversation, for less where it is said what it was before.
+        """Store a changed conversation; cheaper if `before` is given.
 
-        ready_at is set once and stays.
+        `ready_at` is set once and never changed.
         """
         after = conversation
-        is_filed = before and (before.sandbox_id, before.title) == (after.sandbox_id, after.title)
-        await tx.run(_UPDATE_REST if is_filed else _UPDATE, _to_row(conversation))
+        is_unmoved = before and (before.sandbox_id, before.title) == (after.sandbox_id, after.title)
+        await tx.run(_UPDATE_REST if is_unmoved else _UPDATE, _to_row(conversation))
         self.announce(tx, conversation.user_id, conversation.id)
 
     async def delete(self, tx: Transaction, conversations: Sequence[Conversation]) -> None:
-        """Delete conversations with their start tasks; their events go with them."""
+        """Delete conversations with their start tasks and, by foreign keys, their events."""
         params = {"ids": _encode([one.id for one in conversations]).decode()}
         for statement in (
             "DELETE FROM start_tasks WHERE conversation_id IN (SELECT value FROM json_each(:ids))",
@@ -116,14 +116,14 @@ class ConversationTable:
     async def find(
         self, conversation_id: str, reader: Queryable | None = None
     ) -> Conversation | None:
-        """Return a conversation, whoever owns it."""
+        """Return a conversation of any user, or None."""
         row = await (reader or self._db).one(_SELECT + " WHERE c.id = :id", {"id": conversation_id})
         return _from_row(row) if row else None
 
     async def find_of_user(
         self, user_id: str, ids: Sequence[str], *, include_starting: bool
     ) -> dict[str, Conversation]:
-        """Return those of the named conversations that are this user's, by id."""
+        """Return the conversations with these ids that belong to a user, by id."""
         rows = await self._db.all(
             _SELECT + _BY_IDS,
             {
@@ -135,12 +135,12 @@ class ConversationTable:
         return {row["id"]: _from_row(row) for row in rows}
 
     async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
-        """Return whether there is this conversation of this user."""
+        """Return whether a conversation belongs to a user."""
         sql = "SELECT 1 FROM conversations WHERE id = :id AND user_id = :user_id"
         return await self._db.one(sql, {"id": conversation_id, "user_id": user_id}) is not None
 
     async def occupancy(self, sandbox_ids: Sequence[str]) -> dict[str, Occupancy]:
-        """Return who lives in these sandboxes, by id; an empty one is left out."""
+        """Return the occupancy of sandboxes by id, without those that have no conversation."""
         rows = await self._db.all(
             "SELECT sandbox_id, COUNT(*) AS mates, MAX(updated_at) AS used_at FROM conversations"
             " WHERE sandbox_id IN (SELECT value FROM json_each(:ids)) GROUP BY sandbox_id",
@@ -154,7 +154,7 @@ class ConversationTable:
     async def find_by_alias(
         self, user_id: str, alias: str, reader: Queryable | None = None
     ) -> str | None:
-        """Return the id of the conversation that a user calls by this name."""
+        """Return the id of a user's conversation by its alias, or None."""
         return await (reader or self._db).value(
             "SELECT id FROM conversations WHERE user_id = :user_id AND alias = :alias",
             {"user_id": user_id, "alias": alias},
@@ -172,20 +172,20 @@ class ConversationTable:
         return [_from_row(row) for row in found], next_page_id
 
     async def count(self, user_id: str, query: ConversationQuery) -> int:
-        """Return how many of a user's conversations a query finds."""
+        """Return how many of a user's conversations match a query."""
         where, params = _conditions(user_id, query)
         return int(await self._db.value(_COUNT + " AND ".join(where), params) or 0)
 
     async def of_sandbox(
         self, sandbox_id: str, reader: Queryable | None = None
     ) -> list[Conversation]:
-        """Return the conversations that live in a sandbox."""
+        """Return the conversations in a sandbox."""
         sql = _SELECT + " WHERE c.sandbox_id = :id"
         rows = await (reader or self._db).all(sql, {"id": sandbox_id})
         return [_from_row(row) for row in rows]
 
     async def used_by(self, reader: Queryable, sandbox_id: str) -> tuple[int, int]:
-        """Return how many bytes of events a sandbox has reported, and what was adopted from it."""
+        """Return the event bytes of a sandbox, and the number of its adopted conversations."""
         sql = """
             SELECT
                 SUM(json_extract(CAST(facts AS TEXT), '$.event_bytes')) AS event_bytes,
@@ -197,17 +197,17 @@ class ConversationTable:
         return (row["event_bytes"] or 0, row["adopted"] or 0) if row is not None else (0, 0)
 
     async def family(self, reader: Queryable, conversation_id: str) -> list[Conversation]:
-        """Return a conversation and all that descend from it."""
+        """Return a conversation and all its descendants."""
         rows = await reader.all(_SELECT + _FAMILY, {"id": conversation_id})
         return [_from_row(row) for row in rows]
 
     async def failed_before(self, moment: datetime) -> list[Conversation]:
-        """Return the conversations with a sandbox whose start failed before this moment."""
+        """Return the conversations with a sandbox whose start failed before a time."""
         rows = await self._db.all(_SELECT + _FAILED_BEFORE, {"moment": to_stored(moment)})
         return [_from_row(row) for row in rows]
 
     async def active_ids(self) -> list[str]:
-        """Return the ready conversations of running sandboxes: those that run first, newest first."""
+        """Return the ids of ready conversations in running sandboxes, running agents first."""
         return await self._db.column(
             "SELECT c.id FROM conversations AS c JOIN sandboxes AS b ON b.id = c.sandbox_id"
             " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'"
@@ -215,7 +215,7 @@ class ConversationTable:
         )
 
     async def all_uncalled(self) -> list[Conversation]:
-        """Return the ready conversations of sandboxes that cannot reach this server."""
+        """Return the ready conversations of running sandboxes that cannot reach this server."""
         [(fact, value)] = NOT_CALLING.items()
         rows = await self._db.all(
             _SELECT + " JOIN sandboxes AS b ON b.id = c.sandbox_id"
@@ -228,15 +228,15 @@ class ConversationTable:
     def announce(
         self, tx: Transaction, user_id: str, conversation_id: str, *, is_deleted: bool = False
     ) -> None:
-        """Tell of a change of a conversation once it is durable."""
-        news = Notice(
+        """Announce a change of a conversation on the bus after the commit."""
+        notice = Notice(
             subject=Subject.CONVERSATION,
             user_id=user_id,
             id=conversation_id,
             conversation_id=conversation_id,
             is_deleted=is_deleted,
         )
-        tx.after_commit(partial(self._event_bus.announce, news))
+        tx.after_commit(partial(self._event_bus.announce, notice))
 
 
 def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict[str, Any]]:
@@ -276,7 +276,7 @@ def _to_row(conversation: Conversation) -> dict[str, Any]:
 
 @lru_cache(maxsize=_MAX_DECODED)
 def _from_row(row: Row) -> Conversation:
-    """Return what a row says; most rows are read many times before they change."""
+    """Convert a row; cached, because most rows are read many times before they change."""
     return record_of(
         row,
         Conversation,

@@ -1,6 +1,6 @@
-"""Deletion of users: first all that they own, in the usual ways, then the users themselves.
+"""Deletion of users: first what they own, by the usual operations, then the users themselves.
 
-That somebody goes is stored, so a command on this machine can ask for it, and a restart goes on with it.
+The request is stored, so that the command line can make it, and a restart continues it.
 """
 
 import contextlib
@@ -20,25 +20,25 @@ from agentsvc.storage import Database, Queryable, Transaction, record_of
 log = logging.getLogger(__name__)
 
 _TASK: Final = "user deletion"
-_HOLDING: Final = ("sandboxes", "conversations", "start_tasks", "archives")
-"""The tables whose rows do not go with the row of their user."""
+_OWNED_TABLES: Final = ("sandboxes", "conversations", "start_tasks", "archives")
+"""The tables whose rows are not deleted with the row of their user."""
 _OWNS_NOTHING: Final = "".join(
     f" AND NOT EXISTS (SELECT 1 FROM {table} WHERE user_id = :id)"  # noqa: S608  # constants
-    for table in _HOLDING
+    for table in _OWNED_TABLES
 )
 
 _LEAVING: Final = "SELECT id FROM users WHERE leaving_at IS NOT NULL"
 
 
 class RemainingData(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a user still owns that has to be deleted first."""
+    """Counts of a user's objects that have to be deleted first."""
 
     conversations: int
     sandboxes: int
     archives: int
 
     def __str__(self) -> str:
-        """Return it in words; an empty text for nothing."""
+        """Return the counts as text; empty without objects."""
         counts = msgspec.structs.asdict(self).items()
         parts = [f"{count} {name if count > 1 else name[:-1]}" for name, count in counts if count]
         *others, last = parts or [""]
@@ -46,7 +46,7 @@ class RemainingData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingUserDeletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A user who is being deleted, and what is left to delete; `is_over` once that is nothing."""
+    """A user who is being deleted, and the remaining data; `is_over` once the user is deleted."""
 
     user: User
     owned: RemainingData
@@ -56,10 +56,10 @@ class PendingUserDeletion(msgspec.Struct, frozen=True, kw_only=True):
 async def request_user_deletion(
     db: Database, user_id: str, *, with_owned: bool
 ) -> PendingUserDeletion:
-    """Delete a user who owns nothing; block one who does, until a server has removed that.
+    """Delete a user without data, or block the user until a server has deleted the data.
 
-    Asking again is fine. Raises NotFound, and Conflict for the only administrator, or for a user who
-    owns something unless it goes, too.
+    Idempotent. Raises NotFound, and Conflict for the only administrator, or if the user has data
+    and `with_owned` is False.
     """
 
     async def body(tx: Transaction) -> PendingUserDeletion:
@@ -80,7 +80,7 @@ async def request_user_deletion(
 
 
 class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
-    """Deletes users in the background, once all that they own is deleted."""
+    """Deletes users and their data in the background."""
 
     db: Database
     conversations: Conversations
@@ -92,14 +92,14 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
         self.sandboxes.on_change(self._sandbox_changed)
 
     async def request(self, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
-        """Do as `request_user_deletion`, and begin to remove what is owned; raises the same."""
+        """Call `request_user_deletion`, and start to delete the data; raises the same errors."""
         deletion = await request_user_deletion(self.db, user_id, with_owned=with_owned)
         if not deletion.is_over:
             self._delete_soon()
         return deletion
 
     async def delete_due(self) -> None:
-        """Remove what users who go still own, and those who own nothing any more; called now and then."""
+        """Delete the data of leaving users, and then the users; called periodically."""
         for user_id in await self.db.column(_LEAVING):
             try:
                 await self._clear(user_id)
@@ -111,11 +111,11 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
     async def _clear(self, user_id: str) -> None:
         await self.db.write(lambda tx: self._release_sandboxes(tx, user_id))
         for conversation_id in await _owned_ids(self.db, "conversations", user_id):
-            # One that descends from another goes with it.
+            # A child conversation is deleted with its parent.
             with contextlib.suppress(NotFound):
                 await self.conversations.delete(user_id, conversation_id)
         for archive_id in await _owned_ids(self.db, "archives", user_id):
-            # One that is being saved fails soon, since its sandbox goes.
+            # An archive that is being saved fails soon, because its sandbox is deleted.
             with contextlib.suppress(NotFound, Conflict):
                 await self.archives.delete(user_id, archive_id)
 
@@ -132,7 +132,7 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
 
 
 async def _count_owned(reader: Queryable, user_id: str) -> RemainingData:
-    """Return what a user owns, except for what goes with the user's row."""
+    """Return the counts of a user's objects that are not deleted with the user's row."""
     sql = """
         SELECT
             (SELECT COUNT(*) FROM conversations WHERE user_id = :id) AS conversations,
@@ -144,7 +144,7 @@ async def _count_owned(reader: Queryable, user_id: str) -> RemainingData:
 
 
 async def _owned_ids(reader: Queryable, table: str, user_id: str) -> list[str]:
-    """Return the ids of what a user owns in one of the tables."""
+    """Return the ids of a user's rows in a table."""
     return await reader.column(
         f"SELECT id FROM {table} WHERE user_id = :id ORDER BY created_at",  # noqa: S608  # a name of ours
         {"id": user_id},
@@ -152,6 +152,6 @@ async def _owned_ids(reader: Queryable, table: str, user_id: str) -> list[str]:
 
 
 async def _delete_user(tx: Transaction, user_id: str) -> bool:
-    """Delete a user who goes, unless something is left; keys, settings and the like go along."""
+    """Delete the row of a leaving user without data; keys and settings are deleted with it."""
     sql = f"DELETE FROM users WHERE id = :id AND leaving_at IS NOT NULL{_OWNS_NOTHING}"  # noqa: S608  # constants
     return await tx.run(sql, {"id": user_id}) == 1

@@ -372,7 +372,7 @@ async def test_one_that_tar_refuses_or_that_is_too_large_fails_with_the_reason(
     fake_agent.on_command(r"^tar --exclude", CommandResult(exit_code=1, stdout="", stderr=""))
     fake_agent.packed = b"x" * 2000
     await configure(service, max_bytes=1024)
-    assert "larger than archives may be" in (await save(client, conversation_id))["detail"]
+    assert "exceeds the limit for archives" in (await save(client, conversation_id))["detail"]
 
 
 async def test_one_that_goes_between_tar_and_its_download_fails_with_that_reason(
@@ -382,7 +382,7 @@ async def test_one_that_goes_between_tar_and_its_download_fails_with_that_reason
     fake_agent.packed = b""
     failed = await save(client, conversation_id)
     assert failed["state"] == "failed"
-    assert failed["detail"] == "What `tar` wrote in the sandbox is not there any more"
+    assert failed["detail"] == "The tar file in the sandbox was deleted before its download"
 
 
 async def test_nothing_is_left_of_a_workspace_that_takes_too_long(
@@ -435,7 +435,7 @@ async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
     failed = await saved(client, archive.id)
     assert (failed["state"], failed["detail"]) == (
         "failed",
-        "the server failed in a way it should not",
+        "an unexpected error; the server's log has the details",
     )
 
 
@@ -559,7 +559,7 @@ async def test_an_archive_whose_file_is_gone_is_not_said_to_be_ready(
     away = service.data_dir / "away"
     file.rename(away)
     gone = (await client.get(path)).json()
-    assert (gone["state"], gone["detail"]) == ("failed", "its file is not there")
+    assert (gone["state"], gone["detail"]) == ("failed", "its file is missing")
     assert await archives(client) == [gone]
     assert (await client.post(STARTS, json={"archive_id": archive["id"]})).status == 409
     away.rename(file)

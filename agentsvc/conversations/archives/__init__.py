@@ -1,7 +1,7 @@
-"""Archives of workspaces: saved out of sandboxes into the data directory, and put into new ones.
+"""Archives of workspaces: saved from sandboxes to the data directory, and restored to new ones.
 
-`tarball` makes a safe archive of whatever a sandbox sends, `table` finds archives, `service` is what
-others use.
+`tarball` rewrites the tar file of a sandbox into a safe archive, `table` has the SQL, `service` is
+the interface.
 """
 
 from agentsvc.conversations.archives.model import Archive, ArchiveState

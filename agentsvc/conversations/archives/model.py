@@ -9,7 +9,7 @@ from agentsvc.base import new_id, now
 
 
 class ArchiveState(StrEnum):
-    """How far the saving of a workspace has come."""
+    """The state of an archive."""
 
     SAVING = "saving"
     """It is being saved"""
@@ -20,17 +20,17 @@ class ArchiveState(StrEnum):
 
 
 class PausedState(StrEnum):
-    """How a sandbox rested before it was woken to be saved."""
+    """How a sandbox was paused before it was resumed to save its workspace."""
 
     NONE = ""
     PAUSED = "paused"
     STOPPED = "stopped"
     CULLED = "culled"
-    """Nobody used it, so that the next message wakes it."""
+    """By an idle rule, so that the next message resumes it."""
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
-    """The saved workspace of one conversation, which may be gone since."""
+    """The saved workspace of a conversation, which may have been deleted since."""
 
     id: str = msgspec.field(default_factory=new_id)
     user_id: str
@@ -38,19 +38,19 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     sandbox_id: str
     working_dir: str
-    """The project directory inside the sandbox it came from."""
+    """The project directory in the original sandbox."""
     directory: str
-    """What it is called below the workspace; empty where it is the workspace itself."""
+    """The name of that directory below the workspace; empty if it is the workspace itself."""
     state: ArchiveState = ArchiveState.SAVING
     reason: str = ""
-    """Why it is not saved."""
+    """Why it could not be saved."""
     releases: bool
-    """Whether its sandbox is given up once it is saved, or cannot be."""
+    """Whether its sandbox is released once it is saved or has failed."""
     size_bytes: int = 0
     unpacked_bytes: int = 0
     files: int = 0
     skipped: int = 0
-    """How many links and special files were left out."""
+    """The number of links and special files that were left out."""
     created_at: datetime = msgspec.field(default_factory=now)
     rest: PausedState = PausedState.NONE
-    """What its sandbox goes back to once it is saved, or cannot be."""
+    """The state to which its sandbox returns once it is saved or has failed."""

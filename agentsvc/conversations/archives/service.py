@@ -1,7 +1,7 @@
-"""The archives of all users: saved in the background, also over a restart, and put into sandboxes.
+"""The archives of all users: saved in the background, also after a restart, and restored.
 
-A workspace leaves its sandbox as what `tar` writes there, and is written anew by `tarball` before
-it counts as saved.
+A workspace is packed by `tar` in its sandbox, downloaded, and rewritten by `tarball` before it
+counts as saved.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from agentsvc.storage import SPARSE, Database, SqlPage, Transaction, cut, row_of
 log = logging.getLogger(__name__)
 
 _PACK: Final = f"tar --exclude={{hidden}} {SPARSE} -C {{directory}} -czf {{file}} ."
-# A start that goes on after a restart comes here again, and its agent may have changed the files since.
+# A start that is resumed after a restart unpacks only once: its agent may have changed files since.
 _UNPACK: Final = (
     "if [ ! -e {mark} ]; then"
     " mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file} && : >{mark}; fi;"
@@ -54,7 +54,7 @@ _UNPACK: Final = (
 )
 _UNFINISHED: Final = "SELECT id FROM archives WHERE state = 'saving' ORDER BY created_at"
 _OLDER: Final = "SELECT id FROM archives WHERE state <> 'saving' AND created_at < :moment"
-_BEYOND: Final = """
+_OVER_LIMIT: Final = """
     SELECT id
     FROM (
         SELECT id, sum(size_bytes) OVER (ORDER BY created_at DESC, id DESC) AS total
@@ -63,7 +63,7 @@ _BEYOND: Final = """
     )
     WHERE total > :most
 """
-"""The oldest archives, those without which the others fit."""
+"""The oldest archives, to be deleted so that the others fit the limit."""
 _END: Final = """
     UPDATE archives
     SET state = :state, reason = :reason, size_bytes = :size_bytes,
@@ -71,11 +71,11 @@ _END: Final = """
     WHERE id = :id
 """
 _IN_USE: Final = "SELECT EXISTS (SELECT 1 FROM conversations WHERE sandbox_id = :id)"
-_GOES_LATER: Final = "UPDATE archives SET releases = 1 WHERE sandbox_id = :id AND state = 'saving'"
+_RELEASE: Final = "UPDATE archives SET releases = 1 WHERE sandbox_id = :id AND state = 'saving'"
 _NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
-_OURS: Final = re.compile(r"([0-9a-f]{32})\.(tar\.zst|part|draft)")
-_SHOWN: Final = 1000
-_PACKED_AT_ONCE: Final = 2
+_FILE_NAME: Final = re.compile(r"([0-9a-f]{32})\.(tar\.zst|part|draft)")
+_MAX_SHOWN: Final = 1000
+_MAX_PACKING: Final = 2
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 30.0
 
@@ -88,13 +88,13 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
     sandboxes: Sandboxes
     supervisor: Supervisor
     config: ArchivesConfig
-    # Others need threads, too: there are five at least, and a workspace may have gigabytes.
+    # Leave threads to other work: the pool has at least five, and a workspace may have gigabytes.
     _packing: asyncio.Semaphore = msgspec.field(
-        default_factory=lambda: asyncio.Semaphore(_PACKED_AT_ONCE)
+        default_factory=lambda: asyncio.Semaphore(_MAX_PACKING)
     )
 
     async def insert(self, tx: Transaction, archive: Archive) -> None:
-        """Ask for an archive in the caller's transaction; it is saved in the background."""
+        """Insert an archive in the caller's transaction; it is saved in the background."""
         await insert_archive(tx, archive)
         tx.after_commit(partial(self._save_soon, archive.id))
 
@@ -110,34 +110,34 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
     ) -> tuple[list[Archive], str | None]:
         """Return a page of a user's archives, newest first, and the id of the next page."""
         rows = await search_archives(self.db, user_id, SqlPage.newest_first(page_id), limit + 1)
-        found = await asyncio.to_thread(lambda: [self._as_it_is(one) for one in rows])
+        found = await asyncio.to_thread(lambda: [self._check_file(one) for one in rows])
         return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def delete(self, user_id: str, archive_id: str) -> None:
-        """Remove an archive; raises NotFound, and Conflict for one that is being saved."""
+        """Delete an archive; raises NotFound, and Conflict while it is being saved."""
         archive = await self.get(user_id, archive_id)
         if archive.state is ArchiveState.SAVING:
             raise Conflict("The archive is being saved")
         await self._remove(archive_id)
 
     async def release(self, tx: Transaction, sandbox_id: str) -> None:
-        """Give up a sandbox as `give_up` does, unless a conversation lives there."""
+        """Release a sandbox as `give_up` does, unless it has a conversation."""
         if not await tx.value(_IN_USE, {"id": sandbox_id}):
             await self.give_up(tx, sandbox_id)
 
     async def give_up(self, tx: Transaction, sandbox_id: str) -> None:
-        """Give up a sandbox, once all workspaces in it are saved that are to be."""
-        if not await tx.run(_GOES_LATER, {"id": sandbox_id}):
+        """Release a sandbox, after all pending archives of it are saved."""
+        if not await tx.run(_RELEASE, {"id": sandbox_id}):
             await self.sandboxes.release(tx, sandbox_id)
 
     async def forget_rest(self, tx: Transaction, sandbox_id: str | None) -> None:
-        """Leave a sandbox running that was woken to be saved, since its user wants it to run."""
+        """Keep a sandbox running after its archives are saved, because its user has resumed it."""
         sql = "UPDATE archives SET rest = '' WHERE sandbox_id = :id AND state = 'saving'"
         await tx.run(sql, {"id": sandbox_id})
 
     async def wait_ready(self, archive_id: str) -> Archive:
-        """Return an archive once it is saved; raises StartRefused where that does not happen."""
-        # It ends by itself when its time is over, and is begun anew where its end was not stored.
+        """Wait until an archive is saved, and return it; raises StartRefused if it fails."""
+        # Saving has a time limit of its own. It is started again if its end was not stored.
         self._save_soon(archive_id)
         await self.supervisor.join(_task_name(archive_id))
         archive = await self._find(archive_id)
@@ -149,7 +149,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         return archive
 
     async def restore(self, archive: Archive, agent: AgentServer, directory: str) -> None:
-        """Unpack an archive in a sandbox, once; raises StartRefused where that fails."""
+        """Unpack an archive in a sandbox, once; raises StartRefused if that fails."""
         name = f"{await agent.home()}/{_hidden(archive.id)}-{sha256(directory)[:16]}"
         file, mark = f"{name}.tar", f"{name}.done"
         source = self._file(archive.id)
@@ -166,23 +166,23 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
                 reason_of(
                     "The archive could not be unpacked in the sandbox",
                     "Start anew, with more disk for the sandbox if it lacks that",
-                    f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:],
+                    f"{result.stdout}\n{result.stderr}".strip()[-_MAX_SHOWN:],
                 )
             )
 
-    # What goes on by itself
+    # Periodic work
 
     async def go_on(self) -> None:
-        """Go on with what a stop or a crash interrupted, and remove what nobody knows."""
+        """Resume interrupted archives, and delete files that belong to no archive."""
         known = set(await self.db.column("SELECT id FROM archives"))
         await asyncio.to_thread(self._sweep_files, known)
         for archive_id in await self.db.column(_UNFINISHED):
             self._save_soon(archive_id)
 
     async def forget_old(self) -> None:
-        """Delete what is too old, and the oldest of what is too much.
+        """Delete archives by age and total size, oldest first.
 
-        What could not be ended, since the database did not take it, is tried again.
+        Also retry archives whose end could not be stored in the database.
         """
         for archive_id in await self.db.column(_UNFINISHED):
             self._save_soon(archive_id)
@@ -191,27 +191,25 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             oldest = now() - timedelta(seconds=self.config.keep_seconds)
             old += await self.db.column(_OLDER, {"moment": to_stored(oldest)})
         if self.config.max_total_bytes:
-            old += await self.db.column(_BEYOND, {"most": self.config.max_total_bytes})
+            old += await self.db.column(_OVER_LIMIT, {"most": self.config.max_total_bytes})
         for archive_id in dict.fromkeys(old):
             await self._remove(archive_id)
-            log.info("archive deleted, as configured", extra={"archive_id": archive_id})
-
-    # Inside
+            log.info("archive deleted by retention", extra={"archive_id": archive_id})
 
     async def _find(self, archive_id: str) -> Archive | None:
         found = await find_archive(self.db, archive_id)
-        return found and await asyncio.to_thread(self._as_it_is, found)
+        return found and await asyncio.to_thread(self._check_file, found)
 
-    def _as_it_is(self, archive: Archive) -> Archive:
-        """Return an archive as failed where its file is gone, as after a restore without archives."""
+    def _check_file(self, archive: Archive) -> Archive:
+        """Return an archive as failed if its file is gone, as after a restore without archives."""
         if archive.state is not ArchiveState.READY:
             return archive
         try:
             self._file(archive.id).stat()
         except FileNotFoundError:
-            return _failed(archive, "its file is not there")
+            return _failed(archive, "its file is missing")
         except OSError:
-            # Of a disk that is away nobody knows.
+            # The file may exist: the disk is unavailable.
             return archive
         return archive
 
@@ -223,16 +221,18 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         if archive is None or archive.state is not ArchiveState.SAVING:
             return
         try:
-            saved = await self._outcome(archive)
+            saved = await self._save_within_limit(archive)
         except asyncio.CancelledError:
-            # The next start goes on with it.
+            # The next start of the server resumes it.
             raise
         except BaseException:
-            await self._end(_failed(archive, "the server failed in a way it should not"))
+            await self._end(
+                _failed(archive, "an unexpected error; the server's log has the details")
+            )
             raise
         await self._end(saved)
 
-    async def _outcome(self, archive: Archive) -> Archive:
+    async def _save_within_limit(self, archive: Archive) -> Archive:
         try:
             async with asyncio.timeout(self.config.save_seconds):
                 return await self._try_until_saved(archive)
@@ -246,12 +246,12 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             return _failed(archive, exc.message)
         except OSError:
             log.exception("archive cannot be written", extra={"archive_id": archive.id})
-            return _failed(archive, "the server cannot write it")
+            return _failed(archive, "the server cannot write the file")
 
     async def _end(self, saved: Archive) -> None:
         if saved.state is not ArchiveState.READY:
             await asyncio.to_thread(self._file(saved.id).unlink, missing_ok=True)
-        await self._let_rest(saved)
+        await self._restore_rest(saved)
 
         async def body(tx: Transaction) -> None:
             await tx.run(_END, row_of(saved))
@@ -262,8 +262,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         await self.db.write(body)
         log.info("archive saved", extra={"archive_id": saved.id, "state": str(saved.state)})
 
-    async def _let_rest(self, archive: Archive) -> None:
-        """Let a sandbox that was woken to be saved rest again."""
+    async def _restore_rest(self, archive: Archive) -> None:
+        """Return a sandbox that was resumed for an archive to its former state."""
         noted = await find_archive(self.db, archive.id)
         if noted is None or noted.releases or noted.rest is PausedState.NONE:
             return
@@ -271,7 +271,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             await self.sandboxes.idle.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
             return
         sandbox = await self.sandboxes.find_any(archive.sandbox_id)
-        # What becomes of the sandbox changes nothing about the archive any more.
+        # A failure of this does not concern the archive.
         with contextlib.suppress(AgentsvcError):
             if sandbox is not None and noted.rest is PausedState.STOPPED:
                 await self.sandboxes.stop(sandbox.user_id, sandbox.id)
@@ -308,7 +308,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         )
 
     async def _find_agent(self, archive: Archive) -> AgentServer:
-        """Return the agent server once the sandbox runs; if it rests, that is noted, and it is woken."""
+        """Return the agent server once the sandbox runs; resume it, and store its former state."""
         found = await self.sandboxes.find_any(archive.sandbox_id)
         if found is not None and found.target.is_rest:
             rest = PausedState.STOPPED if found.target is Target.STOPPED else PausedState.PAUSED
@@ -341,9 +341,9 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         part = self._path(archive.id, ".part")
         try:
             result = await agent.run_command(command, time_limit=limit)
-            # 1 is that a file changed while it was read.
+            # 1 means that a file changed while tar read it.
             if result.exit_code not in (0, 1):
-                text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
+                text = f"{result.stdout}\n{result.stderr}".strip()[-_MAX_SHOWN:]
                 raise ArchiveRefused(f"tar failed in the sandbox: {text}")
             await self._receive(agent, file, part)
             async with self._packing:
@@ -355,7 +355,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def _receive(self, agent: AgentServer, file: str, part: Path) -> None:
         await asyncio.to_thread(self.directory.mkdir, mode=0o700, exist_ok=True)
-        # What is made by a thread is there to be removed, however it ends here.
+        # Wait for the thread even if this is cancelled, so that its file exists for the removal.
         await finish(asyncio.to_thread(_create, part))
         size = 0
 
@@ -364,7 +364,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             size += len(data)
             if size > self.config.max_bytes:
                 raise ArchiveRefused(
-                    f"The workspace is larger than archives may be: {self.config.max_bytes} bytes"
+                    f"The workspace exceeds the limit for archives: {self.config.max_bytes} bytes"
                 )
             try:
                 await finish(asyncio.to_thread(_append, part, data))
@@ -374,7 +374,9 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         try:
             await agent.receive(file, write, time_limit=self.config.save_seconds)
         except NotFound as exc:
-            raise ArchiveRefused("What `tar` wrote in the sandbox is not there any more") from exc
+            raise ArchiveRefused(
+                "The tar file in the sandbox was deleted before its download"
+            ) from exc
 
     def _repack(self, archive_id: str, part: Path) -> Contents:
         bounds = UnpackLimits(
@@ -384,10 +386,10 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         _create(draft)
         try:
             contents = repack(part, draft, bounds)
-            # Its sandbox may go as soon as it counts as saved.
+            # Flush first: once the archive counts as saved, its sandbox may be deleted.
             flush(draft)
             draft.replace(self._file(archive_id))
-            # Not every file system can do that with a directory.
+            # Not every file system can flush a directory.
             with contextlib.suppress(OSError):
                 flush(self.directory)
         finally:
@@ -401,7 +403,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     def _sweep_files(self, known: set[str]) -> None:
         for file in self.directory.glob("*.*"):
-            name = _OURS.fullmatch(file.name)
+            name = _FILE_NAME.fullmatch(file.name)
             if name and (name[1] not in known or name[2] != "tar.zst"):
                 # The next start tries again.
                 with contextlib.suppress(OSError):
@@ -411,7 +413,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         return self._path(archive_id, ".tar.zst")
 
     def _path(self, archive_id: str, suffix: str) -> Path:
-        # A restored database may have ids that were made to lead elsewhere.
+        # A restored database may have forged ids with a path.
         return self.directory / f"{Path(archive_id).name}{suffix}"
 
 

@@ -1,4 +1,4 @@
-"""Archives as they are stored."""
+"""The SQL of archives."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ async def insert_archive(tx: Transaction, archive: Archive) -> None:
 
 
 async def find_archive(reader: Queryable, archive_id: str) -> Archive | None:
-    """Return an archive, whoever owns it."""
+    """Return an archive of any user, or None."""
     row = await reader.one(_SELECT + " WHERE id = :id", {"id": archive_id})
     return record_of(row, Archive) if row else None
 
@@ -24,7 +24,7 @@ async def find_archive(reader: Queryable, archive_id: str) -> Archive | None:
 async def search_archives(
     reader: Queryable, user_id: str, page: SqlPage, limit: int
 ) -> list[Archive]:
-    """Return so many of a user's archives, from where a page begins."""
+    """Return at most `limit` of a user's archives, from the start of a page on."""
     where, params = ["user_id = :user_id"], {"user_id": user_id}
     end = page.sql("", where, params, limit)
     return [record_of(row, Archive) for row in await reader.all(_SELECT + end, params)]

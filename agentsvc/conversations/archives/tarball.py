@@ -1,8 +1,8 @@
-"""Makes a safe archive of what a sandbox sends, and reads it again. Blocks; call it in a thread.
+"""Conversion of a sandbox's tar file into a safe archive. Blocking; call it in a thread.
 
-What comes out of a sandbox is hostile until it is shown to be none: nothing in the result leads
-out of the directory it is unpacked in, nothing is a device or has special rights, and all sizes
-are bounded. It is written anew, member by member, so that nothing unknown gets through.
+Input from a sandbox is untrusted. In the result, no path leads out of the directory in which it is
+unpacked, no member is a device or has special permissions, and all sizes are bounded. It is
+rewritten member by member, so that unknown features are not copied.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ _TIME_MAX: Final = 2**33
 
 
 class UnpackLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large an archive may become when it is unpacked; holes in files count for nothing."""
+    """Limits of an unpacked archive; holes in sparse files do not count."""
 
     unpacked_bytes: int
     files: int
 
 
 class Contents(msgspec.Struct, kw_only=True):
-    """What an archive has, and how much was left out."""
+    """Totals of an archive, and the number of skipped members."""
 
     unpacked_bytes: int = 0
     files: int = 0
@@ -51,39 +51,39 @@ class Contents(msgspec.Struct, kw_only=True):
 
 
 class _Bounded:
-    """A stream that ends with an error where it has more than it may."""
+    """A stream that raises ArchiveRefused when it exceeds its limit."""
 
     def __init__(self, source: Readable, bounds: UnpackLimits) -> None:
         self._source = source
-        # Headers and padding come on top of what is in the files.
+        # Allow for headers and padding in addition to the contents of the files.
         self._left = bounds.unpacked_bytes + bounds.files * 4096 + 2**20
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most so many bytes."""
+        """Read at most `size` bytes."""
         data = self._source.read(min(size if size >= 0 else _PART_BYTES, _PART_BYTES))
         self._left -= len(data)
         if self._left < 0:
-            raise ArchiveRefused("The workspace is larger than archives may be")
+            raise ArchiveRefused("The workspace exceeds the limit for archives")
         return data
 
 
 class _PrefixedStream:
-    """Some bytes, and behind them the content of the current member."""
+    """A stream of some bytes followed by the content of the current member."""
 
     def __init__(self, head: bytes, rest: TarStream) -> None:
         self._head = io.BytesIO(head)
         self._rest = rest
 
     def read(self, size: int) -> bytes:
-        """Read as many bytes, where there are any."""
+        """Read `size` bytes, fewer only at the end."""
         data = self._head.read(size)
         return data + self._rest.read(size - len(data)) if len(data) < size else data
 
 
 def repack(source: Path, target: Path, bounds: UnpackLimits) -> Contents:
-    """Write what is safe of a tar file with gzip into a new tar file with zstd.
+    """Copy the safe members of a gzipped tar file to a new tar file with zstd.
 
-    Raises ArchiveRefused for one that is broken or too large; then the target is worth nothing.
+    Raises ArchiveRefused if it is broken or too large; the target is incomplete then.
     """
     contents = Contents()
     try:
@@ -98,7 +98,7 @@ def repack(source: Path, target: Path, bounds: UnpackLimits) -> Contents:
                 _add(new, old, member, info)
     except _BROKEN as exc:
         raise ArchiveRefused(
-            "What the sandbox sent is not a complete archive", detail=f"{type(exc).__name__}: {exc}"
+            "The sandbox sent an incomplete archive", detail=f"{type(exc).__name__}: {exc}"
         ) from exc
     return contents
 
@@ -113,18 +113,18 @@ def check(file: Path, bounds: UnpackLimits) -> None:
     except _BROKEN as exc:
         raise ArchiveRefused("This is not a complete archive", detail=str(exc)) from exc
     if contents.skipped:
-        raise ArchiveRefused("This archive has parts that this server never writes")
+        raise ArchiveRefused("This archive has members that this server never writes")
 
 
 def read_parts(file: Path) -> Iterator[bytes]:
-    """Yield an archive as a tar file without compression, in parts."""
+    """Yield an archive as an uncompressed tar file, in chunks."""
     with zstd.open(file, "rb") as unpacked:
         while part := unpacked.read(_PART_BYTES):
             yield part
 
 
 def _safe_members(tar: TarStream, contents: Contents) -> Iterator[tuple[Member, tarfile.TarInfo]]:
-    """Yield what is safe of an archive, each with a header of our own, and count what there is."""
+    """Yield the safe members of an archive, each with a new header, and count them."""
     seen: dict[bytes, MemberKind] = {}
     for member in tar:
         name = safe_name(member.name)
@@ -145,7 +145,7 @@ def _safe_members(tar: TarStream, contents: Contents) -> Iterator[tuple[Member, 
 def _check_bounds(contents: Contents, bounds: UnpackLimits) -> None:
     if contents.files > bounds.files or contents.unpacked_bytes > bounds.unpacked_bytes:
         raise ArchiveRefused(
-            f"The workspace is larger than archives may be: {bounds.files} files and"
+            f"The workspace exceeds the limit for archives: {bounds.files} files and"
             f" {bounds.unpacked_bytes} bytes"
         )
 
@@ -158,12 +158,12 @@ def _add(new: tarfile.TarFile, old: TarStream, member: Member, info: tarfile.Tar
     if member.segments is not None:
         head = _sparse_head(member, info)
     info.size = len(head) + member.stored
-    # To read is all that is done with it.
+    # tarfile only reads from it.
     new.addfile(info, cast("IO[bytes]", _PrefixedStream(head, old)))
 
 
 def _sparse_head(member: Member, info: tarfile.TarInfo) -> bytes:
-    """Make a header one of a sparse file, version 1.0, and return the map before its content."""
+    """Turn a header into that of a sparse file (format 1.0); return the map before its content."""
     numbers = member.segments or ()
     lines = [len(numbers) // 2, *numbers]
     table = b"".join(b"%d\n" % number for number in lines)
@@ -180,7 +180,7 @@ def _sparse_head(member: Member, info: tarfile.TarInfo) -> bytes:
 
 
 def _safe_info(member: Member, name: str, seen: dict[bytes, MemberKind]) -> tarfile.TarInfo | None:
-    """Return a header of our own for a member, or None for what is left out."""
+    """Return a new header for a member, or None to leave it out."""
     info = tarfile.TarInfo(name)
     info.mtime = min(member.mtime, _TIME_MAX)
     info.mode = (member.mode & 0o777) | 0o600
@@ -202,7 +202,7 @@ def _safe_info(member: Member, name: str, seen: dict[bytes, MemberKind]) -> tarf
 
 
 def _is_new(name: str, seen: dict[bytes, MemberKind]) -> bool:
-    """Whether nothing has a path yet, and whatever it is in is a directory."""
+    """Return whether a path is unused, and all its parents are directories."""
     *parents, own = _digests(name)
     return own not in seen and all(
         seen.get(parent, MemberKind.DIRECTORY) is MemberKind.DIRECTORY for parent in parents
@@ -210,12 +210,12 @@ def _is_new(name: str, seen: dict[bytes, MemberKind]) -> bool:
 
 
 def _digest(name: str) -> bytes:
-    """Return what stands for a path, which may be long, and there may be many."""
+    """Return a digest of a path, to save memory: there may be many long paths."""
     return _digests(name)[-1]
 
 
 def _digests(name: str) -> list[bytes]:
-    """Return what stands for each directory on the way to a path, and for the path."""
+    """Return a digest of each parent directory of a path, and of the path."""
     found, whole = [], hashlib.blake2b(digest_size=16)
     for step in name.encode("utf-8", "surrogateescape").split(b"/"):
         whole.update(step + b"/")

@@ -254,7 +254,7 @@ class Workspace:
             raise StartRefused(clone_failure(clone, result))
 
     async def fingerprint(self, paths: Sequence[str]) -> str:
-        """Return a digest of the contents of paths in the repository and of the submodules' commits.
+        """Return a digest of the contents of paths in the repository and of submodule commits.
 
         Empty without paths, or if git fails.
         """
@@ -269,7 +269,7 @@ class Workspace:
         return _problem(await self.run_bash(script, time_limit), what, time_limit)
 
     async def run_bash(self, script: str, time_limit: float) -> CommandResult:
-        """Run a bash script in the workspace; processes it leaves running do not delay the result."""
+        """Run a bash script in the workspace; processes it leaves running delay no result."""
         return await self._run(self._wrap(f"bash -c {quote(script)}"), time_limit)
 
     async def _run(self, wrapped: str, time_limit: float) -> CommandResult:
@@ -336,7 +336,7 @@ class Workspace:
         return _problem(await self._run(script, time_limit), ".openhands/setup.sh", time_limit)
 
     async def install_hooks(self) -> str | None:
-        """Install `.openhands/pre-commit.sh` as pre-commit hook; return an error message, or None."""
+        """Install `.openhands/pre-commit.sh` as pre-commit hook; return an error or None."""
         if self.is_bare:
             return None
         result = await self._agent.run_command(

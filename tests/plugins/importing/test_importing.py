@@ -148,7 +148,7 @@ async def test_what_was_imported_is_not_there_to_talk_to_and_says_what_to_do(
         ),
     ]
     assert [answer.status for answer in answers] == [410, 410]
-    assert all("a fork of the conversation goes on" in answer.text for answer in answers)
+    assert all("fork the conversation to continue" in answer.text for answer in answers)
 
     task = (await client.post(f"{V1}/{OLDER_ID}/fork")).json()
     ended = await client.end_of_start(task["id"])
