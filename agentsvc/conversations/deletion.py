@@ -143,7 +143,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             release = partial(self._release_alone, sandbox_id=conversation.sandbox_id or "")
             if await self.stores.db.write(release):
                 log.info(
-                    "removing the sandbox of a failed start",
+                    "sandbox of a failed start released",
                     extra={"sandbox_id": conversation.sandbox_id},
                 )
 

@@ -382,7 +382,7 @@ async def test_one_that_goes_between_tar_and_its_download_fails_with_that_reason
     fake_agent.packed = b""
     failed = await save(client, conversation_id)
     assert failed["state"] == "failed"
-    assert failed["detail"] == "The tar file in the sandbox was deleted before its download"
+    assert failed["detail"] == "The tar file in the sandbox has been deleted"
 
 
 async def test_nothing_is_left_of_a_workspace_that_takes_too_long(
@@ -435,7 +435,7 @@ async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
     failed = await saved(client, archive.id)
     assert (failed["state"], failed["detail"]) == (
         "failed",
-        "an unexpected error; the server's log has the details",
+        "an unexpected error, which is in the server's log",
     )
 
 

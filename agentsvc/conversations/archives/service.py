@@ -226,9 +226,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             # The next start of the server resumes it.
             raise
         except BaseException:
-            await self._end(
-                _failed(archive, "an unexpected error; the server's log has the details")
-            )
+            await self._end(_failed(archive, "an unexpected error, which is in the server's log"))
             raise
         await self._end(saved)
 
@@ -260,7 +258,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
                 await self.release(tx, saved.sandbox_id)
 
         await self.db.write(body)
-        log.info("archive saved", extra={"archive_id": saved.id, "state": str(saved.state)})
+        log.info("archive finished", extra={"archive_id": saved.id, "state": str(saved.state)})
 
     async def _restore_rest(self, archive: Archive) -> None:
         """Return a sandbox that was resumed for an archive to its former state."""
@@ -374,9 +372,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         try:
             await agent.receive(file, write, time_limit=self.config.save_seconds)
         except NotFound as exc:
-            raise ArchiveRefused(
-                "The tar file in the sandbox was deleted before its download"
-            ) from exc
+            raise ArchiveRefused("The tar file in the sandbox has been deleted") from exc
 
     def _repack(self, archive_id: str, part: Path) -> Contents:
         bounds = UnpackLimits(

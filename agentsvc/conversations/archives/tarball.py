@@ -98,7 +98,8 @@ def repack(source: Path, target: Path, bounds: UnpackLimits) -> Contents:
                 _add(new, old, member, info)
     except _BROKEN as exc:
         raise ArchiveRefused(
-            "The sandbox sent an incomplete archive", detail=f"{type(exc).__name__}: {exc}"
+            "The tar file of the sandbox is not a complete archive",
+            detail=f"{type(exc).__name__}: {exc}",
         ) from exc
     return contents
 

@@ -26,19 +26,19 @@ class FileSteps:
         self._chooser = SandboxChooser(parts)
         self._progress = Progress(parts)
 
-    async def prepare(self, host: StartWithSandbox) -> StartWithWorkspace:
+    async def prepare(self, hosted: StartWithSandbox) -> StartWithWorkspace:
         """Bring in the files, and configure the user's git credentials and identity.
 
         Raises StartRefused if the files cannot be brought in.
         """
-        order, settings = host.asked.start.task.request, host.asked.settings
-        base = await self._chooser.base_dir(host)
+        order, settings = hosted.checked.start.task.request, hosted.checked.settings
+        base = await self._chooser.base_dir(hosted)
         if order.archive_id is not None:
-            prepared = await self._restore(host, order.archive_id, base)
+            prepared = await self._restore(hosted, order.archive_id, base)
         else:
             old_dir = order.copied.working_dir if order.copied else None
-            workspace = await self._make_workspace(host, base)
-            prepared = StartWithWorkspace(host=host, workspace=workspace, old_dir=old_dir)
+            workspace = await self._make_workspace(hosted, base)
+            prepared = StartWithWorkspace(hosted=hosted, workspace=workspace, old_dir=old_dir)
         name, email = settings.git_user_name, settings.git_user_email
         if order.commit is not None:
             # The agent is to commit here, and git refuses commits without an identity.
@@ -46,20 +46,20 @@ class FileSteps:
         await prepared.workspace.set_identity(name, email)
         return prepared
 
-    async def run_setup_script(self, files: StartWithWorkspace) -> None:
+    async def run_setup_script(self, prepared: StartWithWorkspace) -> None:
         """Run the repository's set-up script, unless a prepared environment has done its work.
 
         With an environment, repeat its set-up if the copy is stale, and run its maintenance script;
         but nothing if the agent server already has the conversation, as after a restart. A failed
         script is noted and does not fail the start.
         """
-        start, workspace = files.host.asked.start, files.workspace
+        start, workspace = prepared.hosted.checked.start, prepared.workspace
         seconds = self._parts.config.setup_script_seconds
         order = start.task.request
         is_joined = order.sandbox_id or order.parent_conversation_id
-        layer = "" if is_joined else files.host.sandbox.spec.layer
+        layer = "" if is_joined else prepared.hosted.sandbox.spec.layer
         environment = await self._parts.environments.find_by_layer(layer)
-        if environment is not None and await _has_begun(files.host):
+        if environment is not None and await _has_begun(prepared.hosted):
             return
         if environment is not None:
             await self._refresh(start, workspace, environment, layer)
@@ -84,35 +84,37 @@ class FileSteps:
         script, what = environment.setup_script, "the set-up script of the environment"
         await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
-    async def install_hooks(self, files: StartWithWorkspace) -> None:
+    async def install_hooks(self, prepared: StartWithWorkspace) -> None:
         """Install the repository's git hooks; a failure is noted and does not fail the start."""
-        await self._progress.note(files.host.asked.start, await files.workspace.install_hooks())
+        problem = await prepared.workspace.install_hooks()
+        await self._progress.note(prepared.hosted.checked.start, problem)
 
-    async def load_hooks(self, files: StartWithWorkspace) -> StartWithWorkspace:
+    async def load_hooks(self, prepared: StartWithWorkspace) -> StartWithWorkspace:
         """Read the agent's hooks, and take a checkpoint of the files before the agent changes them.
 
         Skills are loaded by the agent itself, in the sandbox.
         """
-        hook_config = await files.workspace.load_hooks()
-        await self._parts.sandboxes.checkpoints.take(files.host.sandbox)
-        return msgspec.structs.replace(files, hook_config=hook_config)
+        hook_config = await prepared.workspace.load_hooks()
+        await self._parts.sandboxes.checkpoints.take(prepared.hosted.sandbox)
+        return msgspec.structs.replace(prepared, hook_config=hook_config)
 
-    async def _make_workspace(self, host: StartWithSandbox, base: str) -> Workspace:
-        start, tokens = host.asked.start, _allowed_tokens(host)
+    async def _make_workspace(self, hosted: StartWithSandbox, base: str) -> Workspace:
+        start, tokens = hosted.checked.start, _allowed_tokens(hosted)
         conversation, order = start.conversation, start.task.request
         repository = conversation.selected_repository
         if order.copied is not None or order.parent_conversation_id:
             # The files exist already.
-            workspace = Workspace(host.agent, base)
+            workspace = Workspace(hosted.agent, base)
             await workspace.set_credentials(tokens)
             return workspace
         if repository is None:
-            workspace = Workspace(host.agent, base)
+            workspace = Workspace(hosted.agent, base)
             await workspace.make_empty(tokens)
             return workspace
-        hosts: dict[str, str | None] = {name: url for name, (url, _) in host.asked.tokens.items()}
-        remote = locate(repository, conversation.git_provider, hosts)
-        workspace = Workspace(host.agent, f"{base}/{remote.directory}")
+        known = hosted.checked.tokens.items()
+        urls: dict[str, str | None] = {name: url for name, (url, _) in known}
+        remote = locate(repository, conversation.git_provider, urls)
+        workspace = Workspace(hosted.agent, f"{base}/{remote.directory}")
         await workspace.set_credentials(tokens)
         if order.commit is not None:
             await self._unpack_commit(workspace, start, repository, order.commit)
@@ -122,10 +124,10 @@ class FileSteps:
             url=remote.url,
             branch=conversation.selected_branch,
             work_branch=f"openhands-workspace-{conversation.id[:8]}",
-            is_full=host.asked.settings.git_full_clone,
+            is_full=hosted.checked.settings.git_full_clone,
             time_limit=self._parts.config.clone_seconds,
         )
-        if host.sandbox.spec.layer:
+        if hosted.sandbox.spec.layer:
             await workspace.update(clone)
         await workspace.clone(clone)
         return workspace
@@ -151,22 +153,22 @@ class FileSteps:
             )
 
     async def _restore(
-        self, host: StartWithSandbox, archive_id: str, base: str
+        self, hosted: StartWithSandbox, archive_id: str, base: str
     ) -> StartWithWorkspace:
         """Restore the files of an archive, in a directory of their former name."""
         archive = await self._parts.archives.wait_ready(archive_id)
         directory = f"{base}/{archive.directory}" if archive.directory else base
-        workspace = Workspace(host.agent, directory)
-        await workspace.set_credentials(_allowed_tokens(host))
-        await self._parts.archives.restore(archive, host.agent, directory)
-        return StartWithWorkspace(host=host, workspace=workspace, old_dir=archive.working_dir)
+        workspace = Workspace(hosted.agent, directory)
+        await workspace.set_credentials(_allowed_tokens(hosted))
+        await self._parts.archives.restore(archive, hosted.agent, directory)
+        return StartWithWorkspace(hosted=hosted, workspace=workspace, old_dir=archive.working_dir)
 
 
-def _allowed_tokens(host: StartWithSandbox) -> Mapping[Provider, tuple[str, Secret]]:
+def _allowed_tokens(hosted: StartWithSandbox) -> Mapping[Provider, tuple[str, Secret]]:
     """Return the git tokens that the sandbox may have."""
-    return {} if host.sandbox.spec.withholds_secrets else host.asked.tokens
+    return {} if hosted.sandbox.spec.withholds_secrets else hosted.checked.tokens
 
 
-async def _has_begun(host: StartWithSandbox) -> bool:
+async def _has_begun(hosted: StartWithSandbox) -> bool:
     """Return whether the agent server has the conversation already."""
-    return await host.agent.find_conversation(host.asked.start.conversation.id) is not None
+    return await hosted.agent.find_conversation(hosted.checked.start.conversation.id) is not None

@@ -119,7 +119,7 @@ async def check_address(agent: AgentServer, model: Llm) -> None:
 
 
 def _unreachable(trouble: str) -> StartRefused:
-    return StartRefused(reason_of(f"The language model cannot be asked: {trouble}", _UNREACHABLE))
+    return StartRefused(reason_of(f"The language model cannot be reached: {trouble}", _UNREACHABLE))
 
 
 async def _find_response(

@@ -1,5 +1,7 @@
 """The last step of a start: create the conversation at the agent server and check that it works."""
 
+from functools import partial
+
 from agentsvc.agentserver import ConversationInfo
 from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.history_transfer import HistoryTransfer
@@ -25,25 +27,24 @@ class ConversationOpener:
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
 
-    async def open(self, files: StartWithWorkspace) -> None:
+    async def open(self, prepared: StartWithWorkspace) -> None:
         """Create the conversation, watch for the first response, and store that it is ready."""
-        host = files.host
-        start = host.asked.start
-        await self._progress.show_agent_url(start, host.sandbox)
-        request = await self._requests.make(files)
-        is_brought = await self._bring_history(files)
+        hosted = prepared.hosted
+        start = hosted.checked.start
+        await self._progress.show_agent_url(start, hosted.sandbox)
+        request = await self._requests.make(prepared)
+        is_brought = await self._bring_history(prepared)
         run_asked_at = "" if request.inputs.first_message is None else event_time()
-        info, history_end = await self._create_conversation(host, request, is_brought=is_brought)
+        info, history_end = await self._create_conversation(hosted, request, is_brought=is_brought)
         if request.inputs.first_message is not None and not request.is_of_other:
-            await self._watch_first_answer(host, request, history_end)
-        failures = await self._try_tool_servers(host, request.tool_servers)
+            await self._watch_first_answer(hosted, request, history_end)
+        failures = await self._try_tool_servers(hosted, request.tool_servers)
         if request.steps:
-            info = await play(
-                host.agent, start.conversation.id, request.steps, lambda: self._check_replay(start)
-            )
+            check = partial(self._check_replay, start)
+            info = await play(hosted.agent, start.conversation.id, request.steps, check)
             run_asked_at = ""
         # A conversation created before a restart may have another directory than one created now.
-        working_dir = info.workspace.working_dir or files.workspace.project_dir
+        working_dir = info.workspace.working_dir or prepared.workspace.project_dir
         await self._progress.finish(
             start,
             info,
@@ -53,10 +54,10 @@ class ConversationOpener:
         )
 
     async def _create_conversation(
-        self, host: StartWithSandbox, request: AgentRequest, *, is_brought: bool
+        self, hosted: StartWithSandbox, request: AgentRequest, *, is_brought: bool
     ) -> tuple[ConversationInfo, str]:
         """Create the conversation; return its info and the id of the last copied event, or ""."""
-        start, agent, behind = host.asked.start, host.agent, ""
+        start, agent, behind = hosted.checked.start, hosted.agent, ""
         with timed(start, "conversation"):
             conversation_id, message = start.conversation.id, request.inputs.first_message
             is_known = await agent.find_conversation(conversation_id) is not None
@@ -70,13 +71,13 @@ class ConversationOpener:
         return info, behind
 
     async def _watch_first_answer(
-        self, host: StartWithSandbox, request: AgentRequest, history_end: str
+        self, hosted: StartWithSandbox, request: AgentRequest, history_end: str
     ) -> None:
         """Wait for the model's first response, unless the model has answered this user lately.
 
         Raises StartRefused if the model refuses the request or cannot be reached.
         """
-        start, agent, model = host.asked.start, host.agent, request.model
+        start, agent, model = hosted.checked.start, hosted.agent, request.model
         user_id, conversation_id = start.task.user_id, start.conversation.id
         if self._parts.model_tokens.health.is_trusted(user_id, model):
             return
@@ -93,14 +94,14 @@ class ConversationOpener:
                 # The agent retries a failed connection for more than a minute before it reports it.
                 await check_address(agent, model)
 
-    async def _try_tool_servers(self, host: StartWithSandbox, servers: Servers) -> list[str]:
+    async def _try_tool_servers(self, hosted: StartWithSandbox, servers: Servers) -> list[str]:
         """Return a message for each tool server that does not start; the start continues."""
         if not servers:
             return []
-        start = host.asked.start
+        start = hosted.checked.start
         with timed(start, "tool_servers"):
             failures = await find_failures(
-                host.agent,
+                hosted.agent,
                 start.conversation.id,
                 servers,
                 has_begun=first_message(start.task.request) is not None,
@@ -108,16 +109,16 @@ class ConversationOpener:
         await self._progress.note(start, "\n".join(failures) or None)
         return failures
 
-    async def _bring_history(self, files: StartWithWorkspace) -> bool:
+    async def _bring_history(self, prepared: StartWithWorkspace) -> bool:
         """Upload the history of a fork to its agent server; returns as `HistoryTransfer.bring`."""
-        start = files.host.asked.start
+        start = prepared.hosted.checked.start
         if start.task.request.fork_of is None:
             return False
         return await self._transfer.bring(
             start.conversation.id,
-            files.host.agent,
-            old_dir=files.old_dir,
-            new_dir=files.workspace.project_dir,
+            prepared.hosted.agent,
+            old_dir=prepared.old_dir,
+            new_dir=prepared.workspace.project_dir,
         )
 
     async def _check_replay(self, start: Start) -> None:

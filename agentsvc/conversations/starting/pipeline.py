@@ -35,7 +35,7 @@ class StartPipeline:
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
         self._sandboxes = parts.sandboxes
-        self._sandbox_wait = SandboxWait(parts)
+        self._wait = SandboxWait(parts)
         self._files = FileSteps(parts)
         self._opener = ConversationOpener(parts)
         self._checks = SandboxChecks(parts)
@@ -57,7 +57,7 @@ class StartPipeline:
         except ConversationDeleted:
             await self._progress.forget(start)
         except AgentsvcError as exc:
-            tail = await self._checks.log_tail(start.seen)
+            tail = await self._checks.log_tail(start.sandbox)
             await self._progress.fail(start, explain_error(exc, tail), exc.detail or exc.code)
         except Exception:
             log.exception("conversation start failed", extra={"task_id": task_id})
@@ -66,18 +66,19 @@ class StartPipeline:
         finally:
             self._sandboxes.slots.remove(task_id)
         is_ready = start.task.status is StartStatus.READY
-        await self._sandboxes.yield_to_starts(start.seen if is_ready else None)
+        await self._sandboxes.yield_to_starts(start.sandbox if is_ready else None)
 
     async def _run_steps(self, start: Start) -> None:
         """Run all steps in order, each under the stage that users see."""
         stage, files = StartStatus, self._files
-        check = partial(check_request, self._parts)
-        asked = await self._step(start, stage.WORKING, check, start)
-        host = await self._step(start, stage.WAITING_FOR_SANDBOX, self._sandbox_wait.host, asked)
+        check, get_sandbox = partial(check_request, self._parts), self._wait.get_sandbox
+        checked = await self._step(start, stage.WORKING, check, start)
+        hosted = await self._step(start, stage.WAITING_FOR_SANDBOX, get_sandbox, checked)
         if _waits_for_files(start):
+            # Other starts may use this machine meanwhile.
             self._sandboxes.slots.give_back(start.task.id)
             await self._sandboxes.yield_to_starts()
-        prepared = await self._step(start, stage.PREPARING_REPOSITORY, files.prepare, host)
+        prepared = await self._step(start, stage.PREPARING_REPOSITORY, files.prepare, hosted)
         await self._step(start, stage.RUNNING_SETUP_SCRIPT, files.run_setup_script, prepared)
         await self._step(start, stage.SETTING_UP_GIT_HOOKS, files.install_hooks, prepared)
         ready = await self._step(start, stage.SETTING_UP_SKILLS, files.load_hooks, prepared)

@@ -58,13 +58,13 @@ class AgentRequests:
         self._lookup_tokens = LookupTokens(parts.vault)
         self._progress = Progress(parts)
 
-    async def make(self, files: StartWithWorkspace) -> AgentRequest:
+    async def make(self, prepared: StartWithWorkspace) -> AgentRequest:
         """Return the request for a start; also save the model for titles in the sandbox.
 
         Raises StartRefused if the order needs the model proxy and the model cannot use it.
         """
-        host = files.host
-        start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
+        hosted = prepared.hosted
+        start, settings, sandbox = hosted.checked.start, hosted.checked.settings, hosted.sandbox
         withholds = sandbox.spec.withholds_secrets
         if withholds:
             options = settings.agent_options
@@ -77,7 +77,7 @@ class AgentRequests:
             )
         order, conversation_id = start.task.request, start.conversation.id
         steps = recording_of(order)
-        title_profile = await self._share_title_profile(host)
+        title_profile = await self._share_title_profile(hosted)
         model = chosen_model(order, settings)
         lent = await self._parts.model_tokens.lend(sandbox, conversation_id, model)
         if order.needs_lent_model and lent is model and secrets_of(model):
@@ -89,14 +89,14 @@ class AgentRequests:
             conversation_id=conversation_id,
             order=order,
             settings=settings,
-            working_dir=files.workspace.project_dir,
+            working_dir=prepared.workspace.project_dir,
             first_message=steps[0].message if steps else first_message(order),
             lookups={}
             if withholds
             else await make_lookups(sandbox, self._parts.secrets, self._lookup_tokens, server),
-            usable_tools=await host.agent.usable_tools(),
+            usable_tools=await hosted.agent.usable_tools(),
             has_public_skills=self._parts.config.public_skills,
-            hook_config=files.hook_config,
+            hook_config=prepared.hook_config,
             model=None if lent is model else lent,
             title_profile=title_profile,
             recording=recording if steps else None,
@@ -110,9 +110,9 @@ class AgentRequests:
             steps=steps,
         )
 
-    async def _share_title_profile(self, host: StartWithSandbox) -> str | None:
+    async def _share_title_profile(self, hosted: StartWithSandbox) -> str | None:
         """Save the model for titles at the agent server; note a failure and continue."""
-        start, settings = host.asked.start, host.asked.settings
+        start, settings = hosted.checked.start, hosted.checked.settings
         name = settings.title_llm_profile
         if name is None or start.task.request.title is not None:
             return None
@@ -121,10 +121,10 @@ class AgentRequests:
             await self._progress.note(start, f"title_llm_profile: there is no profile `{name}`")
             return None
         saved = msgspec.structs.replace(saved, api_key=saved.api_key or settings.llm_api_key)
-        lent = await self._parts.model_tokens.lend(host.sandbox, start.conversation.id, saved)
+        lent = await self._parts.model_tokens.lend(hosted.sandbox, start.conversation.id, saved)
         llm = llm_to_agent(lent, usage_id="title", stream=False)
         try:
-            await host.agent.save_profile(name, llm, hide=[*secrets_of(saved), *secrets_of(lent)])
+            await hosted.agent.save_profile(name, llm, hide=[*secrets_of(saved), *secrets_of(lent)])
         except (AgentRefused, Conflict, NotFound) as exc:
             await self._progress.note(start, f"title_llm_profile: {exc.message}")
             return None

@@ -16,9 +16,9 @@ class SandboxChecks:
 
     async def check(self, start: Start) -> None:
         """Raise StartRefused if the sandbox was seen running and has failed or is gone."""
-        if start.seen is None:
+        if start.sandbox is None:
             return
-        [seen] = await self._sandboxes.find_many(start.task.user_id, [start.seen.id])
+        [seen] = await self._sandboxes.find_many(start.task.user_id, [start.sandbox.id])
         if seen is None or seen.status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
             raise StartRefused(await self.explain(seen))
 

@@ -26,28 +26,28 @@ class SandboxWait:
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
 
-    async def host(self, asked: CheckedStart) -> StartWithSandbox:
+    async def get_sandbox(self, checked: CheckedStart) -> StartWithSandbox:
         """Return the start with its running sandbox and an agent server that answers.
 
         Raises StartRefused if the sandbox does not get that far within its time limits.
         """
-        start = asked.start
+        start = checked.start
         has_sandbox = start.task.sandbox_id is not None
         if not has_sandbox:
-            await self._take_turn(asked)
+            await self._take_turn(checked)
         with timed(start, "choice"):
-            sandbox = await self._chooser.choose(asked)
+            sandbox = await self._chooser.choose(checked)
         with timed(start, "room"):
             has_waited = await self._wait_for_room(start, sandbox.id)
         if has_sandbox or has_waited:
-            await self._take_turn(asked)
+            await self._take_turn(checked)
             await self._sandboxes.make_now(sandbox.id)
         with timed(start, "sandbox"):
             waited = await self._wait_until_running(start, sandbox.id)
         agent = self._sandboxes.agent_of(waited)
         if waited is None or agent is None or waited.target.is_rest:
             raise StartRefused(await self._checks.explain(waited))
-        start.seen = waited
+        start.sandbox = waited
         try:
             with timed(start, "agent"):
                 await agent.wait_ready(self._parts.config.agent_seconds)
@@ -58,7 +58,7 @@ class SandboxWait:
             text = reason_of(exc.message, remedy)
             raise StartRefused(with_tail(text, await self._checks.log_tail(waited))) from exc
         await self._parts.deletion.tell_before(start.conversation.id, waited.id, agent)
-        return StartWithSandbox(asked=asked, sandbox=waited, agent=agent)
+        return StartWithSandbox(checked=checked, sandbox=waited, agent=agent)
 
     async def _wait_until_running(self, start: Start, sandbox_id: str) -> Sandbox | None:
         """Wait for the end of a sandbox's start, at most until the deadline; show its reason."""
@@ -66,20 +66,20 @@ class SandboxWait:
         while True:
             seen = await self._sandboxes.wait_for(
                 sandbox_id,
-                partial(_has_news, reason),
+                partial(_has_changed, reason),
                 time_limit=max(0.0, (start.deadline - steady_now()).total_seconds()),
             )
-            if seen is None or _has_news(seen.reason, seen) or steady_now() >= start.deadline:
+            if seen is None or not _is_starting(seen) or steady_now() >= start.deadline:
                 break
             reason = seen.reason
             await self._progress.set_detail(start, reason or None)
         await self._progress.set_detail(start, None)
         return seen
 
-    async def _take_turn(self, asked: CheckedStart) -> None:
+    async def _take_turn(self, checked: CheckedStart) -> None:
         """Wait for a slot on this machine; the deadline of the start counts from then."""
-        start = asked.start
-        lane = await self._chooser.find_lane(asked)
+        start = checked.start
+        lane = await self._chooser.find_lane(checked)
         with timed(start, "turn"):
             has_waited = await self._sandboxes.slots.acquire(
                 start.task.id,
@@ -124,7 +124,9 @@ def _differs_from(reason: str, seen: Sandbox | None) -> bool:
     return seen is None or seen.reason != reason
 
 
-def _has_news(reason: str, seen: Sandbox | None) -> bool:
-    return _differs_from(reason, seen) or (
-        seen is not None and seen.status is not SandboxStatus.STARTING
-    )
+def _has_changed(reason: str, seen: Sandbox | None) -> bool:
+    return _differs_from(reason, seen) or not _is_starting(seen)
+
+
+def _is_starting(seen: Sandbox | None) -> bool:
+    return seen is not None and seen.status is SandboxStatus.STARTING

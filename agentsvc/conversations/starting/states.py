@@ -21,7 +21,7 @@ class Start(msgspec.Struct, kw_only=True):
     conversation: Conversation
     deadline: datetime
     """Steps are retried until then; set anew after a restart, so downtime does not count."""
-    seen: Sandbox | None = None
+    sandbox: Sandbox | None = None
     """The sandbox as last seen running, None before that; used to explain a failure."""
 
 
@@ -37,7 +37,7 @@ class CheckedStart(msgspec.Struct, frozen=True, kw_only=True):
 class StartWithSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A start whose sandbox runs and whose agent server answers."""
 
-    asked: CheckedStart
+    checked: CheckedStart
     sandbox: Sandbox
     agent: AgentServer
 
@@ -45,7 +45,7 @@ class StartWithSandbox(msgspec.Struct, frozen=True, kw_only=True):
 class StartWithWorkspace(msgspec.Struct, frozen=True, kw_only=True):
     """A start whose workspace has its files."""
 
-    host: StartWithSandbox
+    hosted: StartWithSandbox
     workspace: Workspace
     old_dir: str | None = None
     """The former working directory of files that come from an archive or another sandbox."""
