@@ -1,10 +1,10 @@
 """Sandboxes as local processes, each with its own directories, ports and clean environment.
 
-Where bubblewrap works, it holds them: they see their own files, the system without its secrets and
-no other processes. Elsewhere they are kept apart by courtesy, with the rights of the server's own
-user, and every report says which of both it is. A sandbox is a directory below the state
-directory, a short temporary directory and the tree of processes below its shim; it outlives the
-server, and a later one finds it by these alone.
+If bubblewrap works, it isolates them: they see their own files, the system without its secrets and
+no other processes. Otherwise they run with the rights of the server's own user, confined by
+Landlock at most, and every report names the isolation. A sandbox is a directory below the state
+directory, a short temporary directory and the process tree below its shim; it outlives the server,
+and a later server finds it by these alone.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 _FOLLOW_SECONDS = 0.2
 _LOOKS_AT_ONCE = 2
-_REMOVALS_AT_ONCE = 2  # of five threads at least: a sandbox may have millions of files
+_REMOVALS_AT_ONCE = 2  # of at least five threads: a sandbox may have millions of files
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
@@ -99,24 +99,24 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     Config = ProcessConfig
     default_isolation: ClassVar[Isolation] = Isolation.BUBBLEWRAP
     program: ClassVar[str] = AGENT_SERVER
-    """What is loaded ahead for sandboxes whose command is to run it as a module."""
+    """The module that is preloaded for sandboxes whose command runs it with `python -m`."""
     preload: ClassVar[str] = f"{__package__}.preload"
-    """The module that does that."""
+    """The module that preloads it."""
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
         self._temp_root = sandbox_directory.temp_root(config.temp_dir)
         self._features = HostFeatures(config, proxy_sockets.callback_of(context.callback_url))
-        self._numbers = users.parse(config.uids) if os.geteuid() == 0 else range(0)
-        """The users that sandboxes can be."""
+        self._user_ids = users.parse(config.uids) if os.geteuid() == 0 else range(0)
+        """The user ids that sandboxes may get."""
         self._why_no_reclaim = "the backend is not open"
-        self._doors = proxy_sockets.ProxySockets()
+        self._proxy_sockets = proxy_sockets.ProxySockets()
         self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
-        self._tries = reclaiming.Tries()
-        # What looks at a sandbox beside a pause, a stop or a resume does not take it for cut short.
+        self._attempts = reclaiming.Tries()
+        # An inspection during a pause, stop or resume must not take it for an interrupted one.
         self._pausing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # Threads that read many small files at a time mostly wait for each other.
+        # Threads that each read many small files mostly wait for each other.
         self._measuring = asyncio.Semaphore(1)
         self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._removing = asyncio.Semaphore(_REMOVALS_AT_ONCE)
@@ -126,64 +126,64 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     @property
     def runs_here(self) -> bool:
-        """Say that all sandboxes are processes of this machine."""
+        """Return True: all sandboxes are processes of this machine."""
         return True
 
     async def open(self) -> None:
-        """Make the state directory, find out what can be used, and open the doors there are."""
+        """Create the state directory, detect the host's features, and reopen the proxy sockets."""
         await reach(self._open)
-        await self._let_all_share()
+        await self._restore_priorities()
         self._zygote.confine(self._features.confinement())
         if agent_version():
             self._zygote.begin()
         for folder, record in await reach(self._records):
-            await self._doors.open_again(folder, record)
+            await self._proxy_sockets.open_again(folder, record)
 
     async def close(self) -> None:
-        """Close the doors; sandboxes go on and wait for the next server to open them."""
-        await self._let_all_share()
+        """Close the proxy sockets; sandboxes keep running until the next server reopens them."""
+        await self._restore_priorities()
         await self._layers.close()
         await self._zygote.close()
-        await self._doors.close_all()
+        await self._proxy_sockets.close_all()
 
     async def probe(self) -> Health:
-        """Say what sandboxes will find here."""
+        """Report which isolation, limits and programs sandboxes get on this machine."""
         return await reach(self._probe)
 
     @property
     def least_isolation(self) -> Isolation:
-        """Say that root's sandboxes are never without bubblewrap: nothing else keeps root's rights."""
+        """Return bubblewrap for root: nothing else takes root's rights from a sandbox."""
         return Isolation.BUBBLEWRAP if os.geteuid() == 0 else Isolation.NONE
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
+        """Report whether bubblewrap or Landlock isolates sandboxes here, and which limits apply."""
         del asked
         return self._features.fences()
 
     def why_no_pool(self, spec: Spec) -> str:
-        """Say so where its user has a model on this machine, to which the way is made at the start."""
+        """Refuse if the user's model is on this machine: its relay is created at the start."""
         if self.config.network is OpenNetwork.HOST:
             return ""
         near = filter(proxy_sockets.is_loopback, (*spec.reaches, *spec.models))
         return f"{found} is on this machine" if (found := next(near, "")) else ""
 
     def why_no_hibernate(self) -> str:
-        """Say what stands in the way of keeping processes in a file."""
+        """Return why processes cannot be saved to a file."""
         return "CRIU, which could write their memory to disk, is not used with bubblewrap"
 
     def why_no_reclaim(self) -> str:
-        """Say so where there is no swap, or no right to push memory out."""
+        """Return a reason if the host has no swap, or the server may not push memory out."""
         return self._why_no_reclaim
 
     def check_spec(self, spec: Spec) -> None:
-        """Raise OrderRejected for images, limits, options and directories elsewhere."""
+        """Raise OrderRejected for unsupported images, options, hosts and directories."""
         check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Make the directories, start the shim, and return when it has started the command.
+        """Create the directories, start the shim, and return when it has started the command.
 
-        The record is on disk before anything runs. Cancelled, it ends the launch first, so that
-        what was started is listed by scan.
+        The record is on disk before anything runs. If cancelled, finish the launch first, so that
+        scan lists what was started.
         """
         self._check(order)
         return await self._start(order, save)
@@ -202,11 +202,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return await self._start(order, save)
 
     async def inspect(self, handle: Handle) -> Report:
-        """Look at the record, the processes and, unless paused, the awaited ports."""
+        """Check the record, the processes and, unless paused, the awaited ports."""
         folder = self._folder(handle)
         async with self._looking:
-            inspection = await reach(lambda: look_at(folder, self._mark(handle), self._numbers))
-        inspection = await self._finished(inspection, handle)
+            inspection = await reach(lambda: look_at(folder, self._mark(handle), self._user_ids))
+        inspection = await self._complete(inspection, handle)
         phase = inspection.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
@@ -214,7 +214,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             tree = self._tree(inspection, handle)
             answers = await listening.answers(inspection, tree, self.config.connect_seconds)
             phase = Phase.RUNNING if answers else Phase.STARTING
-        shut = await self._doors.why_stuck(folder, inspection.record)
+        shut = await self._proxy_sockets.why_stuck(folder, inspection.record)
         sockets = inspection.sockets()
         return Report(
             phase=phase,
@@ -233,7 +233,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         )
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
-        """Say whether the other end, in the machine's network, is a process of the sandbox."""
+        """Return whether a process of the sandbox owns the other end, in the machine's network."""
         folder = self._folder(handle)
 
         def seen() -> bool:
@@ -246,28 +246,28 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return await reach(seen)
 
     async def scan(self) -> Sequence[Found]:
-        """List what has a directory, a temporary directory or a process of this instance."""
+        """List all sandboxes of this instance with a directory, temporary directory or process."""
         return await reach(self._scan)
 
     async def delete(self, handle: Handle) -> None:
-        """End every process, then remove every file; see `ProcessConfig` for how long."""
+        """End every process, then remove every file; `ProcessConfig` sets the timeouts."""
         folder = self._folder(handle)
         inspection = await self._inspect(folder, handle)
         tree = self._tree(inspection, handle)
         await self._end(
             tree, grace_seconds=0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
         )
-        await self._doors.close(handle.sandbox_id)
+        await self._proxy_sockets.close(handle.sandbox_id)
         await self._layers.abandon(handle.sandbox_id)
         async with self._removing:
             await finish(lambda: self._remove(folder, inspection, handle))
         self._meters.pop(handle.sandbox_id, None)
-        self._tries.forget(handle.sandbox_id)
+        self._attempts.forget(handle.sandbox_id)
         self._pausing.pop(handle.sandbox_id, None)
 
     async def pause(self, handle: Handle) -> None:
-        """Freeze or stop every process; finished by inspect if the server ends half-way."""
-        inspection = await self._running(handle)
+        """Freeze or stop every process; inspect completes it if the server is interrupted."""
+        inspection = await self._require_alive(handle)
         tree = self._tree(inspection, handle)
         if not inspection.is_ended:
             seconds = self.config.pause_seconds
@@ -275,28 +275,28 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 await finish(lambda: pausing.pause(inspection.folder, tree, seconds))
 
     async def reclaim(self, handle: Handle) -> None:
-        """Push the memory of every process out; what is shared with the zygote stays.
+        """Push the memory of every process out to swap; pages shared with the zygote stay.
 
-        Where most of it stays, such as for want of swap, a later call tries that again now and then.
+        If most of it stays, for example for lack of swap, later calls retry at intervals.
         """
-        inspection = await self._running(handle)
+        inspection = await self._require_alive(handle)
         if inspection.phase is not Phase.PAUSED:
             raise Conflict("The sandbox is not paused")
         if inspection.is_ended or self._why_no_reclaim:
             return
-        # What another server has tried counts as nothing: swap may be free again.
+        # Attempts of an earlier server do not count: swap may be free again.
         memory = inspection.memory
-        if memory is not None and (memory.is_out or not self._tries.is_due(handle.sandbox_id)):
+        if memory is not None and (memory.is_out or not self._attempts.is_due(handle.sandbox_id)):
             return
-        self._tries.count(handle.sandbox_id)
+        self._attempts.count(handle.sandbox_id)
         now_at = await pausing.push_out(self._tree(inspection, handle))
         await finish(lambda: pausing.note_memory(inspection.folder, now_at))
-        # What it took before is not what it takes now.
+        # The cached measurement is from before the memory was pushed out.
         self._meters.pop(handle.sandbox_id, None)
 
     async def stop(self, handle: Handle) -> None:
-        """End every process; finished by inspect if the server ends half-way."""
-        inspection = await self._running(handle)
+        """End every process; inspect completes it if the server is interrupted."""
+        inspection = await self._require_alive(handle)
         if inspection.is_ended and not inspection.is_half_paused:
             return
         tree, note = self._tree(inspection, handle), inspection.folder.write_pause
@@ -307,8 +307,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await finish(lambda: note(Pause(is_done=True, ends=True)))
 
     async def resume(self, handle: Handle) -> Handle:
-        """Let every process run again; raises Conflict where the command has ended."""
-        inspection = await self._running(handle)
+        """Resume every process; raises Conflict if the command has ended."""
+        inspection = await self._require_alive(handle)
         if inspection.is_ended and inspection.is_half_paused:
             raise BackendUnavailable(
                 "Processes of the sandbox do not end", detail=handle.sandbox_id
@@ -318,12 +318,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         tree = self._tree(inspection, handle)
         async with self._pausing[handle.sandbox_id]:
             await finish(lambda: pausing.resume(inspection.folder, tree))
-        self._tries.forget(handle.sandbox_id)
+        self._attempts.forget(handle.sandbox_id)
         return handle
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
-        """Copy the home and the workspace of a stopped sandbox, beside the sandboxes."""
-        return await self._layers.keep(await self._stopped(handle), layer_id, max_bytes)
+        """Copy the home and the workspace of a stopped sandbox to a layer."""
+        return await self._layers.keep(await self._require_stopped(handle), layer_id, max_bytes)
 
     async def layers(self) -> Sequence[str]:
         """List the layers in the state directory."""
@@ -336,8 +336,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Copy what has changed of the home and the workspace, beside them."""
-        inspection = await self._running(handle)
+        """Copy the changed files of the home and the workspace into the sandbox's directory."""
+        inspection = await self._require_alive(handle)
         await self._layers.keep_checkpoint(
             inspection.folder, checkpoint_id, keep=keep, max_bytes=max_bytes
         )
@@ -351,8 +351,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         ]
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
-        """Note what a stopped sandbox starts with."""
-        await self._layers.roll_back(await self._stopped(handle), checkpoint_id)
+        """Record the checkpoint that a stopped sandbox restores at its next start."""
+        await self._layers.roll_back(await self._require_stopped(handle), checkpoint_id)
 
     async def execute(
         self,
@@ -363,8 +363,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         time_limit: float,
         max_output: int,
     ) -> ExecResult:
-        """Run a command as a child of the shim, with the sandbox's environment and more."""
-        inspection = await self._running(handle)
+        """Run a command as a child of the shim, with the sandbox's environment plus `env`."""
+        inspection = await self._require_alive(handle)
         if inspection.phase is Phase.PAUSED or inspection.record is None:
             raise Conflict("The sandbox is paused and runs no commands")
         request = control.Request(
@@ -385,7 +385,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox has ended", detail=str(exc)) from exc
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        """Yield what the command wrote, with the values of its secrets masked."""
+        """Yield the command's output, with the values of its secrets masked."""
         folder = self._folder(handle)
         file = LogFile(folder.log)
         for line in await reach(lambda: file.tail(tail)):
@@ -396,7 +396,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     async def usage(self, handle: Handle) -> Usage | None:
-        """Read it from the control groups, or from the processes."""
+        """Measure usage from the control groups, or from the processes."""
         folder = self._folder(handle)
 
         def measure() -> Usage | None:
@@ -411,11 +411,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             return await reach(measure)
 
     async def give_way(self, handles: Sequence[Handle]) -> None:
-        """Lower the priority of their agent servers, and let that of others be as before."""
+        """Lower the priority of these sandboxes' agent servers and restore that of all others."""
         named = frozenset(handle.sandbox_id for handle in handles)
         await reach(lambda: self._priorities.settle(named))
 
-    # What blocks, and therefore runs in a thread
+    # Blocking functions, which run in threads
 
     def _open(self) -> None:
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -427,8 +427,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._layers.overlays.find(user, is_wanted=self.config.use_overlayfs)
         self._why_no_reclaim = self._features.why_no_reclaim()
 
-    async def _let_all_share(self) -> None:
-        """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
+    async def _restore_priorities(self) -> None:
+        """Restore all priorities; log a failure, which is no reason not to start."""
         try:
             await self.give_way(())
         except (BackendUnavailable, CapacityExceeded) as exc:
@@ -485,10 +485,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             other = sandbox_directory.require_folder(self.context.state_dir, order.copy_of)
             await self._layers.begin_as(folder, other, record.user)
         await self._layers.finish_rollback(folder, record.user)
-        await self._doors.open(folder, record)
-        # One that runs, or has run, is not started.
+        await self._proxy_sockets.open(folder, record)
+        # A sandbox that runs, or has run, is not started again.
         is_there = await reach(folder.read_state) is not None
-        loan = zygote.ForkHandle() if is_there else await self._lend(order)
+        loan = zygote.ForkHandle() if is_there else await self._lend_zygote(order)
         try:
             lent = msgspec.structs.replace(plan, loan=loan)
             handle = await finish(lambda: to_handle(folder, lent.carry_out()))
@@ -500,7 +500,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             self._zygote.note_start(loan.zygote, state.started_by)
         return handle
 
-    async def _lend(self, order: Order) -> zygote.ForkHandle:
+    async def _lend_zygote(self, order: Order) -> zygote.ForkHandle:
         if (order.command or ())[:3] != ("{python}", "-m", self.program):
             return zygote.ForkHandle()
         if not order.options.get(ZYGOTE, True):
@@ -508,10 +508,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return await self._zygote.lend()
 
     def _scan(self) -> list[Found]:
-        # It is asked for now and then, and swap comes and goes.
+        # Scans are periodic, and swap may be added or removed in between.
         self._why_no_reclaim = self._features.why_no_reclaim()
         instance_id = self.context.instance_id
-        return find_all(self.context.state_dir, self._temp_root, instance_id, self._numbers)
+        return find_all(self.context.state_dir, self._temp_root, instance_id, self._user_ids)
 
     def _remove(self, folder: SandboxDirectory, inspection: Inspection, handle: Handle) -> None:
         mark = self._mark(handle)
@@ -527,7 +527,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         folder.remove()
         self._features.users.release(handle.sandbox_id)
 
-    # Shared parts
+    # Shared helpers
 
     def _check(self, order: Order) -> None:
         check(order)
@@ -541,16 +541,16 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _tree(self, inspection: Inspection, handle: Handle) -> Tree:
         groups = self._features.groups.unified
-        return tree_of(inspection, handle, self._mark(handle), groups, self._numbers)
+        return tree_of(inspection, handle, self._mark(handle), groups, self._user_ids)
 
     async def _inspect(self, folder: SandboxDirectory, handle: Handle) -> Inspection:
-        inspection = await reach(lambda: look_at(folder, self._mark(handle), self._numbers))
-        return await self._finished(inspection, handle)
+        inspection = await reach(lambda: look_at(folder, self._mark(handle), self._user_ids))
+        return await self._complete(inspection, handle)
 
-    async def _finished(self, inspection: Inspection, handle: Handle) -> Inspection:
-        """Finish what was only half done to a sandbox, unless that has been done or undone meanwhile.
+    async def _complete(self, inspection: Inspection, handle: Handle) -> Inspection:
+        """Complete an interrupted pause or stop, and kill orphaned processes.
 
-        Return what a half-done pause or stop has become.
+        Do nothing if that has been completed or undone meanwhile; return the new inspection.
         """
 
         def catch_up() -> Inspection:
@@ -565,14 +565,14 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                     pausing.finish_pause(inspection.folder, tree, self.config.pause_seconds)
             if not inspection.is_half_paused:
                 return inspection
-            return look_at(inspection.folder, self._mark(handle), self._numbers)
+            return look_at(inspection.folder, self._mark(handle), self._user_ids)
 
         if inspection.is_orphaned or inspection.is_half_paused:
             async with self._pausing[handle.sandbox_id]:
                 return await finish(catch_up)
         return inspection
 
-    async def _running(self, handle: Handle) -> Inspection:
+    async def _require_alive(self, handle: Handle) -> Inspection:
         inspection = await self._inspect(self._folder(handle), handle)
         if inspection.phase is Phase.GONE:
             raise Conflict("The sandbox does not exist any more")
@@ -582,9 +582,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox is only just being started")
         return inspection
 
-    async def _stopped(self, handle: Handle) -> SandboxDirectory:
-        """Return where the files of a sandbox are in which nothing runs; raises Conflict for others."""
-        inspection = await self._running(handle)
+    async def _require_stopped(self, handle: Handle) -> SandboxDirectory:
+        """Return the directory of a stopped sandbox; raises Conflict unless it is stopped."""
+        inspection = await self._require_alive(handle)
         if inspection.paused_as is not PausedAs.STOPPED:
             raise Conflict("The sandbox is not stopped; its files may change")
         return inspection.folder

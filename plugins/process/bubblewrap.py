@@ -1,7 +1,8 @@
 """Builds bubblewrap's arguments for a process sandbox, and checks that bubblewrap works here.
 
-Everything is shown where it is outside, so that paths mean the same in all sandboxes, held or not;
-what is not listed here does not exist inside. All functions but `arguments` block for a moment.
+Every path is mounted at the path it has outside, so that paths mean the same in all sandboxes,
+isolated or not; a path that is not listed here does not exist inside. All functions but `arguments`
+block briefly.
 """
 
 import base64
@@ -28,16 +29,17 @@ from .programs.spaces import INSIDE
 from .tree import MARK
 
 DOORS: Final = Path("/run/agentsvc")
-"""Where a sandbox without a network of the machine's finds the way out."""
+"""Directory with the proxy sockets, in a sandbox without the machine's network."""
 
 TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 """A sandbox's TMPDIR."""
 
 HOME: Final = "/home/sandbox"
-"""A sandbox's home. It is the same in all, so that what is loaded before a fork may keep paths in it."""
+"""A sandbox's home. It is the same in all, so that modules loaded before a fork may keep paths in
+it."""
 
 WORKSPACE: Final = "/workspace/project"
-"""Where the agent works: the same in all, so that files which are copied may name each other by paths."""
+"""The agent's workspace: the same in all, so that copied files may refer to each other by path."""
 
 _PROBE_SECONDS: Final = 20.0
 _TRIAL: Final = ".trial-"
@@ -92,62 +94,63 @@ _ETC: Final = (
     "timezone",
     "xdg",
 )
-"""Of the machine's configuration only what programs need that anybody may read: what runs here for
-root reads all that is root's, and beside certificates there may be their keys."""
+"""The only files of /etc that sandboxes see: those that programs need and anybody may read. A
+sandbox that runs as root can read all of root's files, and the directories with certificates may
+hold their keys, too."""
 
 _NAMESPACE_SETTINGS: Final = (
     ("kernel.unprivileged_userns_clone", "0", "1"),
     ("user.max_user_namespaces", "0", "15000"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
 )
-"""Settings of the kernel that may forbid user namespaces: the value that does, and one that does not."""
+"""Kernel settings that may forbid user namespaces: name, forbidding value, permitting value."""
 
-_NOT_ALONE: Final = "too much would be seen: {path} holds {inner}"
+_EXPOSED: Final = "too much would be seen: {path} holds {inner}"
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sandbox sees."""
+    """The file system, network and user of one sandbox."""
 
     mark: str
     writable: tuple[Path, ...]
-    """Shown where they are."""
+    """Mounted at the path they have outside."""
     temp: Path | None
-    """Shown as /tmp; None for one that is not on a disk."""
+    """Mounted as /tmp; None for a tmpfs."""
     home: Path | None
-    """Shown as the home."""
+    """Mounted as the home."""
     workspace: Path | None = None
-    """Shown as `WORKSPACE`, too."""
+    """Also mounted as `WORKSPACE`."""
     network: Network = Network.OPEN
     has_own_network: bool = False
-    """Whether it has one of its own although that is open."""
+    """Whether an open sandbox has a network namespace of its own."""
     has_resolver: bool = False
-    """Whether names are asked for in that network."""
+    """Whether that network has a DNS resolver."""
     doors: Path | None = None
-    """The directory of the sockets that lead out, if the sandbox has no other network."""
+    """The directory of the proxy sockets, if the sandbox has no other network."""
     readable: tuple[Path, ...] = ()
-    """Shown where they are, and cannot be written to."""
+    """Mounted read-only at the path they have outside."""
     user: int = 0
-    """Who it is outside; 0 for whoever starts it."""
+    """The sandbox's user id outside; 0 for the user of the process that starts it."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether bubblewrap works here."""
+    """Whether bubblewrap works here, and if not, why."""
 
     program: str = ""
-    """Empty if it does not."""
+    """Path of bubblewrap; empty if it does not work."""
     reason: str = ""
-    """Why it does not."""
+    """Why it does not work."""
     remedy: str = ""
     readable: tuple[Path, ...] = ()
-    """What every sandbox sees besides the system."""
+    """Paths that every sandbox sees besides the system."""
     shared: str = ""
-    """Why no sandbox can have a user of its own, if that was to be found out."""
+    """Why sandboxes cannot have users of their own; empty if they can, or if that was not tried."""
 
 
 def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Probe:
     """Find bubblewrap and try it; `hidden` is a directory that no sandbox may see as a whole.
 
-    With a user, it is first tried as that one.
+    If a user id is given, try it with that user first.
     """
     program = shutil.which("bwrap")
     if sys.platform != "linux":
@@ -157,17 +160,17 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Probe:
     readable = (*environment(), *more)
     if hidden.resolve().is_relative_to(_SYSTEM):
         return Probe(
-            reason=_NOT_ALONE.format(path=_SYSTEM, inner=hidden),
+            reason=_EXPOSED.format(path=_SYSTEM, inner=hidden),
             remedy="move the data directory to somewhere else",
         )
     for path in readable:
         for inner in (hidden, hidden.resolve(), *_homes()):
             if inner.is_relative_to(path):
                 return Probe(
-                    reason=_NOT_ALONE.format(path=path, inner=inner),
+                    reason=_EXPOSED.format(path=path, inner=inner),
                     remedy="install the server into a virtual environment of its own",
                 )
-    shared = _try_apart(program, readable, hidden, user) if user else ""
+    shared = _try_as_user(program, readable, hidden, user) if user else ""
     reason = _try(program, readable) if shared or not user else ""
     if reason:
         return Probe(
@@ -178,7 +181,7 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Probe:
 
 
 def _homes() -> list[Path]:
-    """Return the home directory of this user, if the system knows one."""
+    """Return the home directory of this user, or no path if the system knows none."""
     try:
         return [Path.home()]
     except RuntimeError:
@@ -186,7 +189,7 @@ def _homes() -> list[Path]:
 
 
 def _namespace_remedy() -> str:
-    """Return which setting of the kernel forbids user namespaces, as far as that can be seen."""
+    """Return how to permit user namespaces; name the kernel setting that forbids them, if known."""
     for name, forbidding, allowing in _NAMESPACE_SETTINGS:
         with contextlib.suppress(OSError):
             if Path("/proc/sys", *name.split(".")).read_text().strip() == forbidding:
@@ -197,14 +200,14 @@ def _namespace_remedy() -> str:
 
 
 def forget_trials(hidden: Path) -> None:
-    """Remove what trials have left whose process was killed, unless one may be running now."""
-    with _opened(hidden) as descriptor:
+    """Remove trial directories whose process was killed, unless a trial may be running now."""
+    with _open_directory(hidden) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody tries now, or directories have no locks here
+        except OSError:  # a trial is running, or the file system has no locks for directories
             return
         for trial in hidden.glob(f"{_TRIAL}*"):
-            # What ran in it may outlive whoever tried for a moment, and makes one file.
+            # A process in it may outlive the trial for a moment, and creates one file.
             shutil.rmtree(trial, ignore_errors=True)
             shutil.rmtree(trial, ignore_errors=True)
 
@@ -212,13 +215,13 @@ def forget_trials(hidden: Path) -> None:
 def environment() -> tuple[Path, ...]:
     """Return the directories of the Python that runs this server, which runs the agents, too."""
     found = [Path(sys.prefix), Path(sys.base_prefix)]
-    # An interpreter may be a link to a link; each must be there.
+    # The interpreter may be a link to a link; each hop must exist in the sandbox.
     hop = Path(sys.executable)
     while hop.is_symlink():
         hop = Path(os.path.normpath(hop.parent / hop.readlink()))
         found += [hop.parent.parent] if hop.parent.name == "bin" else []
     found += [path.resolve() for path in found]
-    # With an editable installation the server and this plugin are somewhere else.
+    # An editable installation has the server and this plugin in other directories.
     found += [PACKAGE_DIR, Path(__file__).parent]
     alone: list[Path] = []
     for path in dict.fromkeys(found):
@@ -233,7 +236,7 @@ def running(name: str) -> list[str]:
 
 
 def code_of(name: str) -> str:
-    """Return the Python that runs one of the programs, imported without the `__init__` of this plugin."""
+    """Return the Python code that runs a program without importing this plugin's `__init__`."""
     packages = {__package__.partition(".")[0]: [], __package__: [str(Path(__file__).parent)]}
     return (
         "import sys\n"
@@ -246,7 +249,7 @@ def code_of(name: str) -> str:
 
 
 def orders(program: str, view: View) -> dict[str, object]:
-    """Return what the shim needs to start bubblewrap; an argument `@NAME` is that data's file."""
+    """Return the shim's input to start bubblewrap; an argument `@NAME` is a file in `data`."""
     return {
         "program": program,
         "user": view.user,
@@ -256,14 +259,14 @@ def orders(program: str, view: View) -> dict[str, object]:
 
 
 def data(view: View) -> dict[str, bytes]:
-    """Return the files that arguments name: who there is inside, and the filter if there is one."""
+    """Return the files that `arguments` refer to: user database, seccomp filter, resolver."""
     found = _files(INSIDE, seccomp.compile_filter(platform.machine()))
     return {**found, **({"resolver": _resolver()} if view.has_resolver else {})}
 
 
 def arguments(view: View) -> list[str]:
     """Return bubblewrap's arguments without the command."""
-    # A user of its own has namespaces of its own, which whoever starts it names.
+    # For a sandbox with its own user, the starting process creates the user namespace.
     made = [] if view.user else ["--unshare-user"]
     made += ["--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     made += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
@@ -271,7 +274,7 @@ def arguments(view: View) -> list[str]:
         made.append("--unshare-net")
     made += ["--uid", str(INSIDE), "--gid", str(INSIDE), "--hostname", "sandbox"]
     made += _system(has_resolver=view.has_resolver)
-    # What runs here for root is still root to the kernel's own settings in /proc/sys.
+    # A sandbox that runs as root could still change the kernel's settings in /proc/sys.
     made += ["--proc", "/proc", "--remount-ro", "/proc"]
     made += ["--dev", "/dev", "--dir", "/run", "--dir", "/var"]
     made += ["--bind", str(view.temp), TEMP] if view.temp else ["--tmpfs", TEMP]
@@ -293,13 +296,13 @@ def arguments(view: View) -> list[str]:
 
 
 def can_show_workspace(shown: Iterable[Path]) -> bool:
-    """Say whether nothing else is shown where `WORKSPACE` is, such as a data directory below it."""
+    """Return whether `WORKSPACE` overlaps no other mount, such as a data directory below it."""
     folder = Path(WORKSPACE)
     return not any(one.is_relative_to(folder) or folder.is_relative_to(one) for one in shown)
 
 
 def fork_server_files(user: int) -> dict[str, bytes]:
-    """Return the files that `fork_server_arguments` name; 0 is for the server's own user."""
+    """Return the files that `fork_server_arguments` refer to; 0 is the server's own user."""
     code = seccomp.compile_filter(platform.machine(), may_join=True, in_parts=not user)
     return _files(user or INSIDE, code)
 
@@ -309,9 +312,10 @@ def fork_server_arguments(
 ) -> list[str]:
     """Return bubblewrap's arguments for the fork server, without the command.
 
-    With a user of its own it is in the server's user namespace, where it has no rights; without, it
-    is in one around those of sandboxes. It is in the server's pid namespace: the kernel lets nobody
-    join a sandbox's who is in another one. Of /proc it sees itself alone.
+    With a user of its own it is in the server's user namespace, without rights there; otherwise it
+    is in a user namespace that encloses those of the sandboxes. It is in the server's pid
+    namespace, because the kernel lets a process join a sandbox's pid namespace only from an
+    ancestor. Of /proc it sees its own entry alone.
     """
     made = ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
     made += [] if shares_network else ["--unshare-net"]
@@ -321,11 +325,11 @@ def fork_server_arguments(
             made += ["--cap-add", name]
     else:
         made += ["--unshare-user", "--uid", str(INSIDE), "--gid", str(INSIDE)]
-    # Before what is made in it: the server may be installed there.
+    # Before the mounts inside them: the server may be installed below one of these.
     made += ["--perms", "1777", "--tmpfs", TEMP, "--perms", "0755", "--dir", "/home"]
     made += ["--perms", "1777", "--tmpfs", HOME]
     shown = {parent: None for path in readable for parent in reversed(path.parents)}
-    # Directories that are made on the way to others are for root alone.
+    # bubblewrap would create parent directories that only root may read.
     for path in (*filter(lambda one: one != Path("/"), shown), Path("/etc"), Path("/proc")):
         made += ["--perms", "0755", "--dir", str(path)]
     made += ["--hostname", "sandbox", *_system(has_resolver=False)]
@@ -333,7 +337,7 @@ def fork_server_arguments(
     made += ["--dir", "/var", "--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # its own
     for path in readable:
         made += ["--ro-bind", str(path), str(path)]
-    # There is none for processors without a filter.
+    # Processors without a filter get no fork server.
     return [*made, "--remount-ro", "/", "--chdir", "/", "--seccomp", "@seccomp"]
 
 
@@ -364,7 +368,7 @@ def _resolver() -> bytes:
 
 
 def _files(user: int, code: bytes | None) -> dict[str, bytes]:
-    """Return who there is, where programs look for that, and the filter if there is one."""
+    """Return the user database as passwd and group files, and the seccomp filter if any."""
     passwd = (
         "root:x:0:0:root:/root:/usr/sbin/nologin",
         f"agent:x:{user}:{user}:agent:{HOME}:/bin/bash",
@@ -378,8 +382,8 @@ def _files(user: int, code: bytes | None) -> dict[str, bytes]:
     }
 
 
-def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int) -> str:
-    """Return why that user cannot be who a sandbox is outside, or nothing."""
+def _try_as_user(program: str, readable: tuple[Path, ...], hidden: Path, user: int) -> str:
+    """Return why sandboxes cannot run as that user outside, or an empty string."""
     for path in (*readable, *map(Path, {sysconfig.get_path(name) for name in _INSTALLED})):
         if path.is_dir() and path.stat().st_mode & _FOR_ALL != _FOR_ALL:
             return f"not everybody may read {path}"
@@ -393,8 +397,8 @@ def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int
 
 @contextlib.contextmanager
 def trial(hidden: Path) -> Iterator[Path]:
-    """Make a directory that `forget_trials` leaves alone as long as this process is there."""
-    with _opened(hidden) as descriptor:
+    """Create a directory that `forget_trials` keeps as long as this process lives."""
+    with _open_directory(hidden) as descriptor:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=hidden) as name:
@@ -402,7 +406,7 @@ def trial(hidden: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
+def _open_directory(directory: Path) -> Iterator[int]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor
@@ -413,7 +417,7 @@ def _opened(directory: Path) -> Iterator[int]:
 def _try(
     program: str, readable: tuple[Path, ...], *, writable: Path | None = None, user: int = 0
 ) -> str:
-    """Return why a Python does not start inside, or nothing if it does."""
+    """Return why Python does not start in a sandbox, or an empty string if it does."""
     view = View(
         mark="trial",
         writable=(writable,) if writable else (),
@@ -434,9 +438,9 @@ def _try(
 
 
 def try_program(command: Sequence[str], *, told: bytes = b"", passed: Sequence[int] = ()) -> str:
-    """Run a program that hears this; return the last line of what went wrong, or nothing."""
+    """Run a program with this input; return its last line of error output, or an empty string."""
     try:
-        ended = subprocess.run(  # noqa: S603  # a program of ours, or one that the operator has installed
+        ended = subprocess.run(  # noqa: S603  # our own program, or one that the operator installed
             command,
             env={},
             input=told,

@@ -1,7 +1,7 @@
-"""Control groups (version 2) as a way to hold, freeze and end the processes of a sandbox.
+"""Control groups (version 2) to track, freeze and end the processes of a sandbox.
 
-Only what needs no controller is used, so it works beside version 1, too; where groups can be made,
-and what limits them, is in `groups`. All functions block for a moment; call them from a thread.
+Only files that need no controller are used, so this works beside version 1, too; `groups` finds
+where groups can be created and sets limits. All functions block briefly; call them from a thread.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _LEAVE_SECONDS = 2.0
 
 
 def pids(group: Path) -> list[int]:
-    """Return the processes in a group and in those below it; none if it does not exist."""
+    """Return the pids in a group and its descendants; empty if the group does not exist."""
     found: list[int] = []
     for folder, _, _ in os.walk(group):
         with contextlib.suppress(OSError):
@@ -28,7 +28,7 @@ def pids(group: Path) -> list[int]:
 
 
 def is_frozen(group: Path) -> bool:
-    """Say whether the kernel reports that every process in the group is frozen."""
+    """Return whether the kernel reports that every process in the group is frozen."""
     try:
         return "frozen 1" in (group / "cgroup.events").read_text().splitlines()
     except OSError:
@@ -46,14 +46,14 @@ def freeze(group: Path, time_limit: float) -> None:
 
 
 def thaw(group: Path) -> None:
-    """Let the group run again."""
+    """Unfreeze the group."""
     (group / "cgroup.freeze").write_text("0")
 
 
 def remove(group: Path) -> None:
-    """Remove an empty group and those made in it; fine if it does not exist.
+    """Remove an empty group and its descendants; does nothing if the group does not exist.
 
-    Raises TimeoutError if something stays in it.
+    Raises TimeoutError if a process stays in it.
     """
     deadline = monotonic() + _LEAVE_SECONDS
     for inner in sorted(group.glob("**/"), reverse=True):
@@ -64,7 +64,7 @@ def remove(group: Path) -> None:
 
 
 def _is_removed(group: Path) -> bool:
-    # A process that has ended for everybody else may not have left its group yet.
+    # A process whose exit is already visible may not have left its group yet.
     try:
         group.rmdir()
     except FileNotFoundError:

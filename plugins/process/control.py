@@ -1,6 +1,6 @@
 """Requests to the shim of a process sandbox, or to the process inside it, over a Unix socket.
 
-What answers may be anything that runs in the sandbox: its answers are bounded and checked.
+The peer may be any program in the sandbox, so its responses are bounded and validated.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ _HEAD_MAX: Final = 65536
 
 
 class BadAnswer(Exception):
-    """What came is no answer, or not a whole one."""
+    """The response is malformed or incomplete."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A command to be run.
+    """A command to run.
 
-    The token is of the sandbox's own state directory: on its socket anybody may call whom no
-    bubblewrap keeps from it.
+    The token comes from the sandbox's state directory. Without bubblewrap, any local process may
+    connect to the socket.
     """
 
     token: str
@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended, and how much of its output follows."""
+    """The exit of a command, and the length of the output that follows."""
 
     exit_code: int | None
     timed_out: bool
@@ -45,7 +45,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Open(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether ports answer."""
+    """Whether all ports accept connections."""
 
     open: bool
 
@@ -55,8 +55,8 @@ _open = msgspec.json.Decoder(_Open)
 
 
 async def execute(path: Path, request: Request) -> ExecResult:
-    """Have a command run, and return how it ended; raises OSError, BadAnswer."""
-    async with _asked(path, request) as reader:
+    """Run a command and return its result; raises OSError, BadAnswer."""
+    async with _send_request(path, request) as reader:
         head = _head.decode(await reader.readuntil(b"\n"))
         if max(head.stdout, head.stderr) > request.max_output:
             raise BadAnswer
@@ -70,17 +70,17 @@ async def execute(path: Path, request: Request) -> ExecResult:
 
 
 async def answer(path: Path, token: str, ports: Sequence[int], *, wait_seconds: float = 0) -> bool:
-    """Say whether something listens at every port inside, as soon as it does within that time.
+    """Wait up to `wait_seconds` for all ports inside to accept connections; return whether they do.
 
     Raises OSError, BadAnswer.
     """
     asked = {"token": token, "connect": ports, "wait": wait_seconds}
-    async with _asked(path, asked) as reader:
+    async with _send_request(path, asked) as reader:
         return _open.decode(await reader.readuntil(b"\n")).open
 
 
 @contextlib.asynccontextmanager
-async def _asked(path: Path, request: object) -> AsyncIterator[asyncio.StreamReader]:
+async def _send_request(path: Path, request: object) -> AsyncIterator[asyncio.StreamReader]:
     reader, writer = await asyncio.open_unix_connection(path, limit=_HEAD_MAX)
     try:
         writer.write(msgspec.json.encode(request) + b"\n")
@@ -89,5 +89,5 @@ async def _asked(path: Path, request: object) -> AsyncIterator[asyncio.StreamRea
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError) as exc:
         raise BadAnswer(str(exc)) from exc
     finally:
-        # Hanging up is what ends a command that still runs.
+        # Closing the connection ends a command that still runs.
         writer.transport.abort()

@@ -1,6 +1,6 @@
-"""Small files: those that are read very often, those that are written anew, and those that a child gets.
+"""Small files: fast reads, atomic writes, and files that are passed to a child process.
 
-With the standard library alone.
+Uses the standard library alone.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from typing import Final, Literal, Self
 _AT_ONCE: Final = 65536
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _NUMBER_MIN: Final = 10
-"""Of files for a child, whose lowest numbers are for others."""
+"""Lowest file descriptor for a child's files: lower ones are for other uses."""
 
 
 def read_whole(path: str, limit: int = sys.maxsize) -> bytes:
-    """Return what is in a file, but not much more than a limit; raises OSError.
+    """Return a file's content, up to slightly more than a limit; raises OSError.
 
-    It is a third of the work of a file object, which asks the kernel more than what it is read for.
+    It costs a third of a file object, which makes more system calls than the reads.
     """
     parts = []
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -34,19 +34,19 @@ def read_whole(path: str, limit: int = sys.maxsize) -> bytes:
 
 
 def write_anew(path: Path, data: bytes) -> None:
-    """Put a file, which only its owner may read, in the place of what there is, all at once."""
+    """Replace a file atomically; only its owner may read it."""
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     try:
         new.touch(mode=0o600)
         new.write_bytes(data)
         new.replace(path)
     finally:
-        # On a full disk it is tried again and again, each time under another name.
+        # Writes to a full disk are retried, each time with a new temporary name.
         new.unlink(missing_ok=True)
 
 
 def read_field(path: str, name: str) -> int | None:
-    """Return the number behind a name that begins a line, None where there is none."""
+    """Return the number after a name at the start of a line, or None if there is no such line."""
     with contextlib.suppress(OSError, ValueError):
         for line in read_whole(path).decode().splitlines():
             head, _, rest = line.partition(" ")
@@ -56,31 +56,31 @@ def read_field(path: str, name: str) -> int | None:
 
 
 def mounts_of(pid: int | str) -> list[list[str]]:
-    """Return the fields of each mount that a process sees, as `mountinfo` has them; raises OSError.
+    """Return the fields of each mount that a process sees, as in `mountinfo`; raises OSError.
 
-    Names of directories may hold anything but blanks and ends of lines, which the kernel escapes.
+    Directory names may hold any characters but blanks and line ends, which the kernel escapes.
     """
     text = read_whole(f"/proc/{pid}/mountinfo").decode(errors="surrogateescape")
     return [line.split(" ") for line in text.removesuffix("\n").split("\n")]
 
 
 def stat_of(pid: int | str) -> list[bytes]:
-    """Return what the kernel says of a process in `stat`, from its state on; raises OSError.
+    """Return the fields of a process's `stat` from its state on; raises OSError.
 
-    What comes before, its name, may hold anything.
+    The field before, the command name, may hold any characters.
     """
     return read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def resident_bytes(pid: int | Literal["self"]) -> int:
-    """Return how much memory a process has that is not swapped out; 0 for one that has ended."""
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError, ValueError):
         return int(read_whole(f"/proc/{pid}/statm").split()[1]) * _PAGE
     return 0
 
 
 class ChildFiles:
-    """Open files for a child, closed at the end."""
+    """File descriptors that a child process inherits; closed at the end of the context."""
 
     def __init__(self) -> None:
         self._made: dict[str, int] = {}
@@ -93,14 +93,14 @@ class ChildFiles:
             os.close(number)
 
     def add(self, name: str, data: bytes) -> int:
-        """Make one in memory and return its number."""
+        """Create an in-memory file with this content and return its descriptor."""
         number = os.memfd_create(name)
         os.write(number, data)
         os.lseek(number, 0, os.SEEK_SET)
         return self.put(name, number)
 
     def put(self, name: str, number: int) -> int:
-        """Take over what is open already, under a number that is not one of the lowest; return that."""
+        """Move an open descriptor above the lowest numbers, take ownership of it, and return it."""
         try:
             self._made[name] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
         finally:
@@ -108,10 +108,10 @@ class ChildFiles:
         return self._made[name]
 
     def add_arguments(self, arguments: Iterable[str]) -> int:
-        """Make one of a program's arguments, in which `@NAME` is replaced by the number of that file."""
+        """Create a file of program arguments, with `@NAME` replaced by that file's descriptor."""
         told = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)
         return self.add("arguments", b"".join(one.encode() + b"\0" for one in told))
 
     def numbers(self) -> tuple[int, ...]:
-        """Return the numbers of all."""
+        """Return all descriptors."""
         return tuple(self._made.values())

@@ -1,9 +1,9 @@
 """Control groups: finds the writable hierarchy and sets limits through it.
 
-A sandbox has one group of version 2 where there is one, which holds, freezes and ends it, and
-one of version 1 for each limit that version 1 keeps. Both are made below the server's own group,
-so that what limits the server limits its sandboxes, too. All functions block for a moment; call
-them from a thread.
+A sandbox has one group of version 2 if the host has that hierarchy, to track, freeze and end its
+processes, and one group of version 1 for each limit that a version 1 controller enforces. Both are
+created below the server's own group, so that limits of the server apply to its sandboxes, too. All
+functions block briefly; call them from a thread.
 """
 
 import contextlib
@@ -22,32 +22,32 @@ from .files import mounts_of
 _PERIOD_MICROSECONDS: Final = 100_000
 _QUOTA_MICROSECONDS_MIN: Final = 1_000
 _DELEGATED: Final = ("trusted.delegate", "user.delegate")
-"""What systemd marks a group with that its service may divide."""
+"""Extended attributes by which systemd marks a group whose service may create subgroups."""
 
 _OWN_LEAF: Final = "agentsvc-server"
 
 CONTROLLERS: Final = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
-"""The controller behind each field of Limits that a group can enforce."""
+"""The controller for each field of Limits that a group can enforce."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """A hierarchy as it is mounted here, and the server's own group in it."""
 
     controllers: frozenset[str]
-    """Of version 1; empty for version 2."""
+    """Controllers of version 1; empty for version 2."""
     is_unified: bool
     own: Path
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """Where groups can be made, and which limits they enforce."""
+    """The parent groups for sandboxes, and the limits that their controllers enforce."""
 
     unified: Path | None = None
-    """The group of version 2 in which sandboxes get theirs."""
+    """The parent group of version 2."""
     controllers: frozenset[str] = frozenset()
-    """What groups in it can limit."""
+    """The controllers that its subgroups have."""
     legacy: dict[str, Path] = {}
-    """The group of version 1 in which sandboxes get theirs, by controller."""
+    """The parent group of version 1 for each controller."""
 
     def limits(self) -> frozenset[str]:
         """Return the fields of Limits that are enforced."""
@@ -55,7 +55,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(field for field, name in CONTROLLERS.items() if name in kept)
 
     def describe(self) -> str:
-        """Say in a line where groups are made."""
+        """Describe in a line which hierarchies and controllers are used."""
         parts = [f"version 2 at {self.unified}"] if self.unified else []
         if self.controllers:
             parts[0] += f" with {', '.join(sorted(self.controllers))}"
@@ -63,11 +63,11 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(parts) or "not usable"
 
     def legacy_paths(self, name: str) -> list[Path]:
-        """Return where a sandbox's groups of version 1 are, or would be."""
+        """Return the paths of a sandbox's version 1 groups, whether or not they exist."""
         return [parent / name for parent in self.legacy.values()]
 
     def make(self, name: str, limits: Limits) -> "SandboxGroups":
-        """Make what enforces the limits, and set them; raises OSError if one is not taken."""
+        """Create the groups that enforce the limits; raises OSError if a limit is refused."""
         joined: dict[str, None] = {}
         kills = ""
         for field, controller in CONTROLLERS.items():
@@ -88,16 +88,16 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxGroups(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made for one sandbox."""
+    """The control groups of one sandbox."""
 
     joined: tuple[str, ...]
     """The groups that its processes have to join."""
     kills: str
-    """The file that counts those that were ended for want of memory; empty where none does."""
+    """The file that counts processes killed by the OOM killer; empty without a memory limit."""
 
 
 def find() -> Groups:
-    """Return what can be used here; nothing at all where nothing can."""
+    """Detect the usable hierarchies; the result is empty if there are none."""
     try:
         mounts = list(_mounts())
     except OSError:
@@ -133,7 +133,7 @@ def _limit_legacy(group: Path, controller: str, value: float) -> None:
 
 
 def _limit_legacy_memory(group: Path, value: int) -> None:
-    # The limit of memory and swap together may not be below that of memory, nor be passed by it.
+    # The limit of memory plus swap must never be below the limit of memory.
     both = group / "memory.memsw.limit_in_bytes"
     if both.exists():
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def _quota(cpus: float) -> int:
 
 
 def _try_unified(own: Path) -> tuple[Path | None, frozenset[str]]:
-    """Return the group in which others can be made, and what those can limit."""
+    """Return the group for subgroups, and the controllers that those have."""
     for parent in _parents(own):
         if _is_makeable(parent, "cgroup.freeze"):
             return parent, _enable(parent, own)
@@ -168,12 +168,12 @@ def _try_unified(own: Path) -> tuple[Path | None, frozenset[str]]:
 
 
 def _parents(own: Path) -> list[Path]:
-    # A service's manager may have put it into a leaf of the group that it gave it.
+    # The service manager may have put the server into a leaf of the delegated group.
     return [own.parent, own] if _is_delegated(own.parent) else [own]
 
 
 def _enable(parent: Path, own: Path) -> frozenset[str]:
-    """Hand controllers down to the groups in `parent`, and return which they have."""
+    """Enable controllers for the subgroups of `parent`, and return those that are enabled."""
     try:
         offered = set((parent / "cgroup.controllers").read_text().split())
     except OSError:
@@ -191,10 +191,10 @@ def _enable(parent: Path, own: Path) -> frozenset[str]:
 
 
 def _may_divide(parent: Path, own: Path) -> bool:
-    """Say whether controllers may be handed down in a group; ours is first emptied for that.
+    """Return whether controllers may be enabled for subgroups; moves our processes to a leaf first.
 
-    Only the top of all groups may have both processes and groups that are limited. Below it, what
-    is not marked as ours to divide belongs to whoever manages this machine.
+    Only the root group may have both processes and limited subgroups. Below it, a group that is not
+    delegated to us belongs to the manager of this machine.
     """
     if not (parent / "cgroup.type").exists():
         return True
@@ -244,7 +244,7 @@ def _mounts() -> Iterator[Mount]:
         else:
             continue
         path = next((own[name] for name in names if name in own), None)
-        below = _below(path, root) if path is not None else None
+        below = _relative_path(path, root) if path is not None else None
         if below is not None:
             folder = Path(point.replace(r"\040", " ")) / below
             yield Mount(controllers=names - {""}, is_unified=kind == "cgroup2", own=folder)
@@ -257,8 +257,8 @@ def _own_paths() -> Iterator[tuple[str, str]]:
             yield name, path
 
 
-def _below(path: str, root: str) -> str | None:
-    # A container may see its own group mounted as if it were the top one.
+def _relative_path(path: str, root: str) -> str | None:
+    # A container may see its own group mounted as if it were the root group.
     if "/.." in path:
         return None
     if root == "/":

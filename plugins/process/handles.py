@@ -1,4 +1,4 @@
-"""Handles of sandboxes, and finding what there is of them on this machine. All functions block."""
+"""Handles of sandboxes, and the scan for sandboxes on this machine. All functions block."""
 
 from collections.abc import Container
 from pathlib import Path
@@ -29,7 +29,7 @@ def to_handle(folder: SandboxDirectory, record: Record | None) -> Handle:
 
 
 def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
-    """Return where the files of a sandbox are; raises HandleTooNew and OrderRejected."""
+    """Return the directory of a sandbox; raises HandleTooNew and OrderRejected."""
     check_handle(handle, HANDLE_VERSION, "process backend")
     return sandbox_directory.require_folder(state_dir, handle.sandbox_id)
 
@@ -37,25 +37,25 @@ def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
 def tree_of(
     inspection: Inspection, handle: Handle, mark: str, groups: Path | None, numbers: Container[int]
 ) -> Tree:
-    """Return the processes of a sandbox, whose control group is in that of all unless it is known.
+    """Return the process tree of a sandbox; without a known control group, use the one in `groups`.
 
-    `numbers` are the users that sandboxes can be.
+    `numbers` are the user ids that sandboxes may get.
     """
     users = users_of(inspection.record, numbers)
     if inspection.state is not None:
         group = Path(inspection.state.cgroup) if inspection.state.cgroup else None
         return Tree(mark=mark, root=inspection.state.shim, group=group, users=users)
     known = Path(str(handle.data.get("cgroup", "")))
-    # The handle may come from a restored database: no other group is killed and removed.
+    # The handle may come from a restored database: kill and remove no foreign group.
     if known.is_absolute() and known.name == launch.group_name(mark):
         return Tree(mark=mark, group=known, users=users)
     return Tree(mark=mark, group=launch.group_path(groups, mark), users=users)
 
 
 def temp_of(handle: Handle) -> str:
-    """Return the temporary directory that a handle names, unless it can be none of ours.
+    """Return the temporary directory in a handle, or "" if its name is not one of ours.
 
-    The handle may come from a restored database, and what it names is removed with all its files.
+    The handle may come from a restored database, and the directory is removed recursively.
     """
     path = Path(str(handle.data.get("temp", "")))
     return str(path) if sandbox_directory.is_temp_name(path) else ""
@@ -64,24 +64,24 @@ def temp_of(handle: Handle) -> str:
 def find_all(
     state_dir: Path, temp_root: Path, instance_id: str, numbers: Container[int]
 ) -> list[Found]:
-    """Return what has a directory, a temporary directory or a process of an instance.
+    """Return all sandboxes of an instance with a directory, temporary directory or process.
 
-    `numbers` are the users that sandboxes can be.
+    `numbers` are the user ids that sandboxes may get.
     """
     found = {
         folder.sandbox_id: Found(handle=to_handle(folder, folder.read_record()), created_at=made)
         for folder, made in sandbox_directory.list_folders(state_dir, instance_id)
     }
-    # Anything below is left of a sandbox whose directory is gone.
+    # The rest are leftovers of sandboxes whose directory is gone.
     left = [(mark, {"temp": str(path)}) for path, mark in sandbox_directory.list_temps(temp_root)]
     left += [(mark, {}) for pid in snapshot() for mark in marks(pid) if may_own(pid, numbers)]
     for mark, data in left:
-        if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
+        if (sandbox_id := _own_id(mark, instance_id)) and sandbox_id not in found:
             handle = Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
             found[sandbox_id] = Found(handle=handle, created_at=now())
     return list(found.values())
 
 
-def _own(mark: str, instance_id: str) -> str:
+def _own_id(mark: str, instance_id: str) -> str:
     owner, _, sandbox_id = mark.rpartition("/")
     return sandbox_id if owner == instance_id else ""

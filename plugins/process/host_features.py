@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 _BY_PROCESS: Final = frozenset({"disk_bytes", "open_files"})
 """Limits that need no control group."""
 _BY_USER: Final = frozenset({"pids"})
-"""Limits that need none where each sandbox has a user of its own."""
+"""Limits that need no control group if each sandbox has a user of its own."""
 _LISTEN: Final = "set server.internal_url to http://127.0.0.1 and the port, and listen there"
 
 
 class HostFeatures:
-    """Control groups, users, bubblewrap and Landlock, as far as they were found and are wanted."""
+    """Control groups, users, bubblewrap and Landlock, as detected and as configured."""
 
     def __init__(self, config: ProcessConfig, callback: str) -> None:
         self._config = config
         self.callback = callback
-        """Host and port at which sandboxes find the server."""
+        """Host and port of the server as sandboxes reach it."""
         self._confines = False
         self.groups = groups.Groups()
         self.users = users.Users()
         self.bubblewrap = bubblewrap.Probe(reason="the backend is not open")
 
     def find(self, state_dir: Path, taken: Mapping[str, int]) -> None:
-        """Find out what can be used; sandboxes that there are already have the users `taken`. Blocks."""
+        """Detect all features; `taken` are the user ids of existing sandboxes. Blocks."""
         self.groups = groups.find() if self._config.use_cgroups else groups.Groups()
         self.bubblewrap = self._find_bubblewrap(state_dir)
         self.users = users.find(self._config.uids, self.bubblewrap, taken)
@@ -53,7 +53,7 @@ class HostFeatures:
             log.warning(advice.text, extra={"remedy": advice.remedy})
 
     def fences(self) -> Fences:
-        """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
+        """Report whether bubblewrap or Landlock isolates sandboxes here, and which limits apply."""
         found = self.bubblewrap
         limits = self._limits()
         if not found.program:
@@ -69,45 +69,43 @@ class HostFeatures:
             )
         return Fences(
             isolation=Isolation.BUBBLEWRAP,
-            networks=frozenset(Network if self._has_doors() else {Network.OPEN}),
-            network_remedy="" if self._has_doors() else self._why_no_doors(),
+            networks=frozenset(Network if self._has_proxy_sockets() else {Network.OPEN}),
+            network_remedy="" if self._has_proxy_sockets() else self._why_no_proxy_sockets(),
             limits=limits,
         )
 
     def isolation(self) -> Isolation:
-        """Return how far sandboxes that start now are kept from everything else."""
+        """Return the isolation of sandboxes that start now."""
         if self.bubblewrap.program:
             return Isolation.BUBBLEWRAP
         return Isolation.LANDLOCK if self._confines else Isolation.NONE
 
     def way_out(self) -> OutboundNetwork:
-        """Return how a sandbox that starts now gets out if its network is open. Blocks."""
+        """Return the outbound network of an open sandbox that starts now. Blocks."""
         if not self.bubblewrap.program or self._config.network is OpenNetwork.HOST:
             return OutboundNetwork.HOST
         return OutboundNetwork.PROXY if self._why_no_uplink() else OutboundNetwork.SLIRP
 
     def readable(self) -> tuple[Path, ...] | None:
-        """Return what sandboxes may read where Landlock alone holds them, and None elsewhere."""
+        """Return the paths that sandboxes may read, or None unless Landlock alone isolates them."""
         if self.isolation() is not Isolation.LANDLOCK:
             return None
         return (*bubblewrap.environment(), *(Path(path) for path in self._config.readable))
 
     def confinement(self) -> Confinement:
-        """Say how the zygote is kept from the machine, and why there may be none."""
+        """Return how the zygote is isolated, or why there is no zygote."""
         if not self.bubblewrap.program:
-            return Confinement(
-                refusal="bubblewrap does not hold sandboxes here, nor would it hold it"
-            )
+            return Confinement(refusal="bubblewrap does not work here, and the zygote needs it")
         if os.geteuid() == 0 and not self.users:
             return Confinement(
-                refusal="it would be root: sandboxes have no users of their own here"
+                refusal="it would run as root: sandboxes have no users of their own here"
             )
         if os.geteuid() != 0 and not landlock.can_scope():
             return Confinement(
                 refusal="it could send signals to the server, which Linux prevents since 6.12"
             )
         if platform.machine() not in seccomp.MACHINES:
-            # By their numbers it could enter sandboxes that it was not handed.
+            # Without the filter it could enter sandboxes by pid that it was not asked to enter.
             return Confinement(refusal="no filter of system calls is known for this processor")
         return Confinement(
             program=self.bubblewrap.program,
@@ -117,11 +115,11 @@ class HostFeatures:
         )
 
     def why_no_reclaim(self) -> str:
-        """Say why memory of paused sandboxes can be pushed out nowhere now. Blocks."""
+        """Return why memory of paused sandboxes cannot be pushed out now, or nothing. Blocks."""
         return reclaiming.why_not(self.groups.unified, self.groups.controllers)
 
     def facts(self) -> dict[str, str]:
-        """Say what was found, for the operator."""
+        """Describe the detected features for the operator."""
         return {
             "cgroup": self.groups.describe(),
             "limits": ", ".join(sorted(self._limits())),
@@ -133,7 +131,7 @@ class HostFeatures:
         }
 
     def advice(self) -> Iterator[Advice]:
-        """Say what the network of open sandboxes lacks."""
+        """Warn if open sandboxes share the host's network, or have a proxy only."""
         way_out = self.way_out()
         if way_out is OutboundNetwork.HOST and self.bubblewrap.program:
             text = (
@@ -144,16 +142,16 @@ class HostFeatures:
         elif way_out is OutboundNetwork.PROXY:
             text = "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only"
             text = f"{text}: {self._why_no_uplink()}"
-            remedy = "apt-get install slirp4netns" if self._has_doors() else _LISTEN
+            remedy = "apt-get install slirp4netns" if self._has_proxy_sockets() else _LISTEN
             yield Advice(subject="network", text=text, remedy=remedy)
 
-    def _has_doors(self) -> bool:
+    def _has_proxy_sockets(self) -> bool:
         return not self.callback or proxy_sockets.is_loopback(self.callback)
 
     def _why_no_uplink(self) -> str:
-        return uplink.why_not() if self._has_doors() else self._why_no_doors()
+        return uplink.why_not() if self._has_proxy_sockets() else self._why_no_proxy_sockets()
 
-    def _why_no_doors(self) -> str:
+    def _why_no_proxy_sockets(self) -> str:
         return f"`internal_url` is not at 127.0.0.1 or localhost: {self.callback}"
 
     def _open_network(self) -> str:

@@ -1,6 +1,6 @@
-"""Inspects one process sandbox and maps what it finds to a report.
+"""Inspects one process sandbox and maps its state to a report.
 
-`look_at` blocks for a moment; call it from a thread. The rest only decides.
+`look_at` blocks briefly; call it from a thread. The other functions only compute.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from .sandbox_directory import Exit, OutboundNetwork, Record, SandboxDirectory, 
 from .tree import Tree, boot_id, is_alive, is_stopped, reap
 
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
-"""What a sandbox has whose network is open."""
+"""Network of an open sandbox that shares the host's."""
 
 OWN_NETWORK: Final = "one of its own"
-"""What it has instead by default."""
+"""Default network of an open sandbox."""
 
 PROXIED_NETWORK: Final = "one of its own, with HTTP and HTTPS by a proxy as the only way out"
-"""What it has where there is no slirp4netns."""
+"""Network of an open sandbox without slirp4netns."""
 
 NETWORKS: Final = {
     OutboundNetwork.HOST: MACHINES_NETWORK,
@@ -50,7 +50,7 @@ _OVER: Final = {
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen, and the phase and reason that follow from it."""
+    """The observed state of a sandbox, with the phase and reason derived from it."""
 
     folder: SandboxDirectory
     exists: bool
@@ -61,17 +61,17 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     cause: Cause | None = None
     is_orphaned: bool = False
-    """Processes may be left without the shim that should hold them, or beside one that rests."""
+    """Processes may be left without the shim that should hold them, or without their command."""
     is_half_paused: bool = False
-    """A pause was begun and not finished."""
+    """A pause or stop was begun and not completed."""
     memory: Memory | None = None
-    """Where the memory of a paused one is that was pushed out."""
+    """Where the pushed-out memory of a paused sandbox is."""
     is_ended: bool = False
-    """It is paused and its processes have been ended, or are about to be."""
+    """It is paused, and its processes have been ended or are about to be."""
 
     @property
     def paused_as(self) -> PausedAs | None:
-        """What a pause has made of its processes, if it is paused."""
+        """The state of its processes, if it is paused."""
         if self.phase is not Phase.PAUSED:
             return None
         if self.is_ended and not self.is_half_paused:
@@ -80,38 +80,38 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return PausedAs.RECLAIMED if is_out else PausedAs.FROZEN
 
     def ports(self) -> dict[str, int]:
-        """Return the ports the sandbox has been given."""
+        """Return the ports assigned to the sandbox."""
         return self.state.ports if self.state else {}
 
     def sockets(self) -> dict[str, str]:
-        """Return where ports are reached that are in a network of the sandbox's own.
+        """Return the sockets of ports in a network namespace of the sandbox's own.
 
-        In the machine's, what leads there from inside could lead to another's just as well.
+        In the host's network they are not used: from inside, they could lead to another sandbox's
+        port.
         """
         is_shared = self.record is None or self.record.shares_network
         return self.state.sockets if self.state and not is_shared else {}
 
     def awaited_ports(self) -> list[int]:
-        """Return the ports that must answer before the sandbox is usable."""
+        """Return the ports that must accept connections before the sandbox is usable."""
         given = self.ports()
         asked = self.record.ports if self.record else ()
         return [given[port.name] for port in asked if port.awaited and port.name in given]
 
     def enforced(self) -> tuple[str, ...] | None:
-        """Return the limits that are enforced: all that were ordered, since others are refused."""
+        """Return the enforced limits: all that were ordered, since unsupported ones are refused."""
         if self.record is None:
             return None
         given = msgspec.structs.asdict(self.record.limits)
         return tuple(name for name, value in given.items() if value is not None)
 
     def facts(self) -> dict[str, str]:
-        """Return what else is known of it."""
+        """Return further facts about the sandbox."""
         how = self.state.started_by if self.state else ""
         started = {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
-        return {**started, **self._who(), **self._network(), **self._memory()}
+        return {**started, **self._user(), **self._network(), **self._memory()}
 
     def _memory(self) -> dict[str, str]:
-        """Say where the memory is of a paused one."""
         if self.memory is None:
             return {}
         swapped, kept = self.memory.swapped_bytes, self.memory.kept_bytes
@@ -119,13 +119,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return {"paused memory": text}
 
     def _network(self) -> dict[str, str]:
-        """Say which network an open one is in."""
         if self.record is None or self.record.way_out is None:
             return {}
         return {"network": NETWORKS[self.record.way_out]}
 
-    def _who(self) -> dict[str, str]:
-        """Say who it is outside, where that is not as it is inside."""
+    def _user(self) -> dict[str, str]:
+        """Return which user the sandbox has outside, if that may differ from inside."""
         is_boxed = self.state is not None and self.state.isolation is Isolation.BUBBLEWRAP
         if not is_boxed or os.geteuid() != 0:
             return {}
@@ -133,7 +132,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return {"user outside": "its own" if has_own else "root"}
 
     def working_dir(self) -> str:
-        """Return the agent's directory."""
+        """Return the agent's working directory."""
         if self.record is None:
             return ""
         top = Path(WORKSPACE) if self.record.has_fixed_paths else self.folder.workspace
@@ -141,9 +140,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def users_of(record: Record | None, numbers: Container[int]) -> Container[int] | None:
-    """Return who processes of a sandbox may be besides the server's user; None if nobody can say.
+    """Return the user ids of a sandbox's processes besides the server's; None if unknown.
 
-    `numbers` are the users that sandboxes can be. With one of its own, nothing in it can be anybody else.
+    `numbers` are the user ids that sandboxes may get. A sandbox with its own user id has no other.
     """
     if record is None:
         return numbers
@@ -151,7 +150,7 @@ def users_of(record: Record | None, numbers: Container[int]) -> Container[int] |
 
 
 def look_at(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Inspection:
-    """Look at a sandbox, which can be one of these users; OSError if that is not possible now."""
+    """Inspect a sandbox, which may have one of these user ids; raises OSError if that fails now."""
     if not folder.exists():
         return _without_directory(folder, mark, numbers)
     record = folder.read_record()
@@ -176,12 +175,12 @@ def look_at(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Ins
 
 
 def describe_exit(code: int | None, reason: str, last_line: str) -> str:
-    """Say in one line how a command ended."""
+    """Describe in one line how a command ended."""
     if code is not None and code > _SIGNALLED:
         name = str(code - _SIGNALLED)
         with contextlib.suppress(ValueError):
             name = signal.Signals(code - _SIGNALLED).name
-        # What it wrote last says how far it was, and not why it was ended.
+        # After a signal, the last line shows its progress, not the reason for the end.
         last_line = last_line and f"its last line was: {last_line}"
         reason = f"the command was ended by {name}"
     elif code is not None:
@@ -190,8 +189,8 @@ def describe_exit(code: int | None, reason: str, last_line: str) -> str:
 
 
 def state_of_this_boot(folder: SandboxDirectory) -> State | None:
-    """Return what the shim wrote, unless that was before this machine was started."""
-    # The pids in an older one are other processes' by now.
+    """Return the shim's state, unless it was written before this machine booted."""
+    # The pids in an older state belong to other processes by now.
     state = folder.read_state()
     return state if state is not None and state.boot == boot_id() else None
 
@@ -215,7 +214,7 @@ def _without_state(
     seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.STARTING)
     if Tree(mark=mark, users=users_of(record, numbers)).members():
         return seen
-    # It may have got there while the process table was read.
+    # The shim may have written its state while the process table was read.
     if folder.read_state() is not None:
         return look_at(folder, mark, numbers)
     return _failed(seen, None, "it was never started", Cause.NOT_STARTED)
@@ -225,7 +224,7 @@ def _inspect_processes(
     folder: SandboxDirectory, record: Record | None, state: State, *, is_last: bool
 ) -> Inspection | None:
     if state.boot != boot_id():
-        # The pids in the state are other processes' by now.
+        # The pids in the state belong to other processes by now.
         seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.FAILED)
         if state.exit is None:
             return _failed(seen, None, _RESTARTED, Cause.HOST_RESTARTED)
@@ -234,14 +233,14 @@ def _inspect_processes(
     is_running = state.command is not None and is_alive(state.command)
     if not is_held:
         reap(state.shim)
-    # What is written before a process ends is read after having seen that it has ended.
+    # A process writes its state before it ends, so read the state again after the liveness check.
     state = folder.read_state() or state
     seen = Inspection(folder=folder, exists=True, record=record, state=state, phase=Phase.RUNNING)
     if state.exit is not None:
         return _ended(seen, state.exit)
     if is_held and is_running:
         return _paused_or_not(seen, state)
-    # The shim will make a note of how the command ended in a moment, unless it is paused.
+    # The shim records the exit of the command in a moment, unless it is paused.
     if is_held and not is_last:
         return None
     who = "command" if is_held else "process that holds the sandbox"
@@ -261,24 +260,24 @@ def _ended(seen: Inspection, how: Exit) -> Inspection:
         phase=Phase.FAILED,
         exit_code=how.code,
         cause=cause,
-        reason=f"{_OVER[cause]} {_show(bound)}",
+        reason=f"{_OVER[cause]} {_format_size(bound)}",
     )
 
 
-def _notice(seen: Inspection, state: State) -> str:
+def _kills_notice(seen: Inspection, state: State) -> str:
     if not state.kills:
         return ""
     who = "1 process was" if state.kills == 1 else f"{state.kills} processes were"
     bound = seen.record.limits.memory_bytes if seen.record else None
-    return f"{who} ended for want of memory; the limit is {_show(bound)}"
+    return f"{who} ended for want of memory; the limit is {_format_size(bound)}"
 
 
-def _show(size: int | None) -> str:
+def _format_size(size: int | None) -> str:
     return f"{(size or 0) / _MEBIBYTE:g} MiB"
 
 
 def _paused_or_not(seen: Inspection, state: State) -> Inspection:
-    seen = msgspec.structs.replace(seen, reason=_notice(seen, state))
+    seen = msgspec.structs.replace(seen, reason=_kills_notice(seen, state))
     pause = seen.folder.read_pause()
     if pause is None:
         return seen
@@ -292,7 +291,7 @@ def _paused_or_not(seen: Inspection, state: State) -> Inspection:
 
 
 def cause_of_exit(code: int | None) -> Cause:
-    """Return why a command ended that ended with this code, None if it never began."""
+    """Return the cause of an exit with this code, where None means that the command never began."""
     if code is None:
         return Cause.NOT_STARTED
     return Cause.SIGNALLED if code > _SIGNALLED else Cause.EXITED

@@ -1,9 +1,9 @@
-"""Confines a program by Landlock: what it and all it starts may read and write.
+"""Confines a program by Landlock: the files that it and its children may read and write.
 
-Imported by the server to find out what the kernel can do; run inside a sandbox as one file with
-the standard library alone, `python -I -S landlock.py RULES -- COMMAND...`, where RULES is the
-JSON of `rules()`. It needs no privileges and cannot be undone. What it does not do: hide other
-processes, keep from the network, or keep from unix sockets that have a path.
+Imported by the server to detect the kernel's version; run inside a sandbox as one file with the
+standard library alone, `python -I -S landlock.py RULES -- COMMAND...`, where RULES is the JSON of
+`rules()`. It needs no privileges and cannot be undone. It does not hide other processes, and it
+blocks neither the network nor Unix sockets that have a path.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ABI_MIN: Final = 3
-"""Before it, files that may not be written could still be cut off; Linux 6.2."""
+"""Older versions do not prevent truncation of read-only files; Linux 6.2."""
 
 _ABI_SCOPES: Final = 6
 _ABI_DEVICES: Final = 5
@@ -38,11 +38,11 @@ _TRUNCATE: Final = 1 << 14
 _IOCTL_DEV: Final = 1 << 15
 _ALL_OF_ABI_3: Final = (1 << 15) - 1
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
-_OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_FILE_ACCESS: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPE_ABSTRACT_SOCKETS: Final = 1 << 0
 _SCOPE_SIGNALS: Final = 1 << 1
 
-_PUT_AWAY: Final = "AGENTSVC_FOR_COMMAND_"
+_COMMAND_PREFIX: Final = "AGENTSVC_FOR_COMMAND_"
 _CANNOT_RUN: Final = 126
 _NOT_FOUND: Final = 127
 
@@ -57,16 +57,16 @@ SYSTEM: Final = (
         "/var/lib/ca-certificates",
     ),
 )
-"""What every program may need to read; those that exist here count."""
+"""Paths that every program may need to read; missing ones are ignored."""
 
 DEVICES: Final = (
     *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"),
-    *("/dev/ptmx", "/dev/pts", "/dev/shm", "/dev/fd"),  # noqa: S108  # by the kernel's leave
+    *("/dev/ptmx", "/dev/pts", "/dev/shm", "/dev/fd"),  # noqa: S108  # devices that the kernel provides
 )
 
 
 def abi() -> int:
-    """Return the version of Landlock that this kernel offers; 0 for none."""
+    """Return the version of Landlock that this kernel offers; 0 if it has none."""
     if sys.platform != "linux":
         return 0
     try:
@@ -76,15 +76,15 @@ def abi() -> int:
 
 
 def is_usable() -> bool:
-    """Say whether a program can be confined here: by this kernel, and not as root.
+    """Return whether a program can be confined here: by this kernel, and not as root.
 
-    Root's rights over other processes and devices make it no boundary.
+    Root's rights over other processes and devices would defeat it.
     """
     return abi() >= ABI_MIN and os.geteuid() != 0
 
 
 def describe(version: int) -> str:
-    """Say in a few words what a version confines."""
+    """Describe what a version confines."""
     parts = ["files"] if version >= ABI_MIN else []
     parts += ["devices"] if version >= _ABI_DEVICES else []
     parts += ["signals", "abstract sockets"] if version >= _ABI_SCOPES else []
@@ -92,30 +92,30 @@ def describe(version: int) -> str:
 
 
 def rules(read: Iterable[str], write: Iterable[str], names: Iterable[str] = ()) -> str:
-    """Return the rules that leave the system and `read` readable, and `write` writable.
+    """Return the rules that make the system and `read` readable, and `write` writable.
 
-    Of what is in `names` only the names are seen: an import looks for a package among them.
+    In `names` only directory listings are readable: an import looks for a package among them.
     """
     readable = [path for path in dict.fromkeys((*SYSTEM, *read)) if path]
     return json.dumps({"read": readable, "write": [*DEVICES, *write], "names": [*names]})
 
 
 def wrapped(script_rules: str, command: Sequence[str]) -> list[str]:
-    """Return the command line that confines a command and becomes it."""
+    """Return the command line that confines itself and then executes a command."""
     return [sys.executable, "-I", "-S", __file__, script_rules, "--", *command]
 
 
 def put_away(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what a `wrapped` command line has for an environment, out of which the command gets `env`.
+    """Return the environment of a `wrapped` command line, whose command gets `env`.
 
-    What is for the command must not count before it is confined: with one like LD_PRELOAD, code of
-    a sandbox would run here without rules.
+    Variables of the command must have no effect before it is confined: LD_PRELOAD, for example,
+    would run a sandbox's code without rules.
     """
-    return {_PUT_AWAY + name: value for name, value in env.items()}
+    return {_COMMAND_PREFIX + name: value for name, value in env.items()}
 
 
 def confine(script_rules: str) -> None:
-    """Confine this process for good; raises OSError if that is not possible."""
+    """Confine this process permanently; raises OSError if that is not possible."""
     asked: dict[str, Any] = json.loads(script_rules)
     version = abi()
     if version < ABI_MIN:
@@ -137,15 +137,15 @@ def confine(script_rules: str) -> None:
 
 
 def can_scope() -> bool:
-    """Say whether this kernel can keep a process from sending signals to others."""
+    """Return whether this kernel can prevent a process from sending signals to others."""
     return abi() >= _ABI_SCOPES
 
 
 def leave_processes() -> None:
-    """Keep this process, and what it becomes and starts, from signals to others and from tracing them.
+    """Prevent this process and its children from signalling and tracing other processes.
 
-    And from their unix sockets without a path. Raises OSError where that is not possible; needs a
-    process without a way to new privileges.
+    Also blocks other processes' abstract Unix sockets. Raises OSError if the kernel does not
+    support it; the process needs no_new_privs.
     """
     if not can_scope():
         raise OSError(errno.EOPNOTSUPP, "Landlock of this kernel is too old")
@@ -153,21 +153,21 @@ def leave_processes() -> None:
 
 
 def leave_abstract_sockets() -> None:
-    """Keep this process from unix sockets without a path that are others', where the kernel can.
+    """Block other processes' abstract Unix sockets, if the kernel supports it.
 
-    They belong to the network, which a sandbox may share, and are no files. Needs a process
-    without a way to new privileges.
+    These belong to the network namespace, which a sandbox may share, and are not files. The process
+    needs no_new_privs.
     """
     if can_scope():
         _scope(_SCOPE_ABSTRACT_SOCKETS)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Confine this process and become the command."""
+    """Confine this process and execute the command."""
     script_rules, _, *command = arguments
     try:
         confine(script_rules)
-        env = _taken_out(os.environ) or dict(os.environ)
+        env = _restored(os.environ) or dict(os.environ)
         os.execvpe(command[0], command, env)  # noqa: S606  # running a command is what it is for
     except OSError as exc:
         sys.stderr.write(f"cannot run {command[0]}: {exc.strerror}\n")
@@ -183,9 +183,9 @@ def _scope(scopes: int) -> None:
         os.close(ruleset)
 
 
-def _taken_out(env: Mapping[str, str]) -> dict[str, str]:
-    put = ((name, value) for name, value in env.items() if name.startswith(_PUT_AWAY))
-    return {name.removeprefix(_PUT_AWAY): value for name, value in put}
+def _restored(env: Mapping[str, str]) -> dict[str, str]:
+    put = ((name, value) for name, value in env.items() if name.startswith(_COMMAND_PREFIX))
+    return {name.removeprefix(_COMMAND_PREFIX): value for name, value in put}
 
 
 def _handled(version: int) -> int:
@@ -194,7 +194,7 @@ def _handled(version: int) -> int:
 
 def _make_ruleset(version: int) -> int:
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= _ABI_SCOPES else 0
-    # Ports of the network are left alone: a rule knows a port and no host.
+    # Network ports are not restricted: a rule has a port and no host.
     fields = struct.pack("=QQQ", _handled(version), 0, scopes)
     size = 24 if version >= _ABI_SCOPES else 16 if version >= _ABI_NETWORK else 8
     return _call(_CREATE_RULESET, fields[:size], size, 0)
@@ -202,12 +202,12 @@ def _make_ruleset(version: int) -> int:
 
 def _allow(ruleset: int, path: str, access: int) -> None:
     try:
-        # A link is followed: its target is what is meant.
+        # Links are followed: the rule is for the target.
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not here needs no rule
+        return  # a missing path needs no rule
     try:
-        granted = access if Path(path).is_dir() else access & _OF_FILES
+        granted = access if Path(path).is_dir() else access & _FILE_ACCESS
         _call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", granted, descriptor), 0)
     finally:
         os.close(descriptor)

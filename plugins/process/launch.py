@@ -1,6 +1,6 @@
-"""Starts the shim of a process sandbox, and everything it needs to know first.
+"""Starts the shim of a process sandbox, and prepares its directories, record and orders.
 
-Blocks for a moment; call it from a thread.
+Blocks briefly; call it from a thread.
 """
 
 import contextlib
@@ -32,59 +32,60 @@ from .zygote import ForkHandle
 _LOCALE = "C.UTF-8"
 _CERTIFICATES = "/etc/ssl/certs"
 _IN_BUBBLEWRAP = {"IN_DOCKER": "true"}
-"""There, a browser cannot make a sandbox of its own; its package takes this for a reason."""
+"""Makes the browser package start browsers without their own sandbox, which fails in bubblewrap."""
 BROWSERS = (
     *("chromium", "chromium-browser", "chrome", "google-chrome", "google-chrome-stable"),
     "microsoft-edge",
 )
-"""Programs for which the agent server looks."""
+"""Browser programs that the agent server looks for."""
 _BROWSER_CACHE = ".cache/ms-playwright"
 _COUNTS_EARLY = ("LITELLM_LOCAL_MODEL_COST_MAP", "OPENHANDS_SUPPRESS_BANNER")
 _LOAN_SECONDS = 8.0
 _LOAN_SHARE = 0.4
-"""How much of the time for a launch each of the two answers of a fork may take."""
+"""The share of the launch timeout that each of the fork's two responses may take."""
 _LOAN = 3
-"""The number under which a shim finds the socket to a fork."""
+"""Descriptor number of the shim's socket to a fork."""
 _SPACE = 4
-"""That under which it finds the user namespace in which the fork is, if that is not its own."""
+"""Descriptor number of the fork's user namespace, if that is not the server's own."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch: for which sandbox, where, and with what."""
+    """One launch of a sandbox: its directory, order, configuration and fork."""
 
     instance_id: str
     folder: SandboxDirectory
     order: Order
     config: ProcessConfig
     features: HostFeatures
-    """What holds it, limits it, and says who it is outside."""
+    """Isolation, limits and user ids of this machine."""
     temp_root: Path
     way_out: OutboundNetwork = OutboundNetwork.HOST
-    """How the sandbox gets out if its network is open."""
+    """The outbound network of an open sandbox."""
     loan: ForkHandle = ForkHandle()
-    """The fork that becomes the command, or why it is started as any other."""
+    """The fork that becomes the command, or why the command is started without one."""
 
     def prepare(self) -> Record:
-        """Make the directories and the record, unless they are there, and return the record.
+        """Create the directories and the record unless they exist, and return the record.
 
-        What was made for another user than it is to be now is handed over.
+        Files of an earlier user are chowned to the sandbox's present user.
         """
         found = self.folder.read_record()
         record = found or sandbox_directory.new_record(self.instance_id, self.order, self.temp_root)
         starts = self.folder.read_state() is None
-        # A user is taken for what a scan finds, so that it is given back when that is removed.
+        # A user id is assigned only to a sandbox that scan finds, so that its removal releases the
+        # id.
         self.folder.directory.mkdir(mode=0o700, exist_ok=True)
         if starts or found is None:
-            record = self._renewed(record)
+            record = self._update_record(record)
         self.folder.make(record)
         if starts and os.geteuid() == 0:
             self.folder.hand_over(record)
         return record
 
-    def _renewed(self, record: Record) -> Record:
-        """Return the record with what one that is made for this start has."""
+    def _update_record(self, record: Record) -> Record:
+        """Return the record with the network, paths and user of this start."""
         is_boxed = bool(self.features.bubblewrap.program)
-        shown = (*self._own(), *self.features.bubblewrap.readable)
+        shown = (*self._own_directories(), *self.features.bubblewrap.readable)
         user = record.user
         if os.geteuid() == 0:
             sandbox_id = self.order.sandbox_id
@@ -97,7 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _free_temp(self, known: str) -> str:
-        """Return the name of its temporary directory, a new one where somebody else has taken it."""
+        """Return the temporary directory's name; a new one if another sandbox has taken it."""
         top, mark = Path(known), sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
         is_there = top.exists(follow_symlinks=False)
         if is_there and sandbox_directory.temp_mark(top) not in (mark, ""):
@@ -105,9 +106,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return known
 
     def carry_out(self) -> Record:
-        """Make what is missing and start the shim, unless it runs or has run.
+        """Create what is missing and start the shim, unless it runs or has run.
 
-        The record is written first, so that nothing is made which a scan would not find.
+        The record is written first, so that scan finds whatever is created.
         """
         record = self.prepare()
         mark = sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
@@ -151,7 +152,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         sizes = {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_FSIZE": limits.disk_bytes}
         by_groups = limits
         if "pids" not in self.features.groups.limits():
-            # The kernel counts by user, which here is nobody else.
+            # The kernel counts processes per user, and the sandbox has a user of its own here.
             sizes["RLIMIT_NPROC"] = limits.pids
             by_groups = msgspec.structs.replace(limits, pids=None)
         held = self.features.groups.make(group_name(mark), by_groups)
@@ -165,10 +166,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _counted(self, temp: Path) -> dict[str, Any]:
-        """Say which files count as the sandbox's: of a layer below them, only what it has changed."""
+        """Return the directories that count against the disk limit; of overlays, only changes."""
         over = overlays.changes(self.folder)
         seen = [part.seen for part in over]
-        named = [path for path in (*self._own(), temp) if path not in seen]
+        named = [path for path in (*self._own_directories(), temp) if path not in seen]
         return {
             "directories": [str(path) for path in (*(part.changes for part in over), *named)],
             "seen": [str(path) for path in seen],
@@ -177,20 +178,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:
         if (readable := self.features.readable()) is None:
             return {}
-        write = [str(path) for path in (*self._own(), temp)]
+        write = [str(path) for path in (*self._own_directories(), temp)]
         names = str(PACKAGE_DIR.parent)
         rules = landlock.rules(map(str, readable), write, [names])
         prefix = landlock.wrapped(rules, [])
         return {"argv": [*prefix, *argv], "wrap": prefix}
 
-    def _own(self) -> tuple[Path, ...]:
+    def _own_directories(self) -> tuple[Path, ...]:
         return (self.folder.workspace, self.folder.home, self.folder.agent)
 
     def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
         carrier = _find_uplink() if record.way_out is OutboundNetwork.SLIRP else ""
         view = bubblewrap.View(
             mark=mark,
-            writable=self._own(),
+            writable=self._own_directories(),
             temp=temp,
             home=self.folder.home,
             workspace=self.folder.workspace if record.has_fixed_paths else None,
@@ -224,7 +225,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if is_boxed:
             home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
         return {
-            **(self._of_agent_server(path, is_boxed=is_boxed) if is_agent_server else {}),
+            **(self._agent_server_environment(path, is_boxed=is_boxed) if is_agent_server else {}),
             **passed,
             **proxy_sockets.environment(record),
             "PATH": path,
@@ -238,16 +239,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             MARK: mark,
         }
 
-    def _of_agent_server(self, path: str, *, is_boxed: bool) -> dict[str, str]:
-        """Return what an agent server is told of the machine."""
+    def _agent_server_environment(self, path: str, *, is_boxed: bool) -> dict[str, str]:
+        """Return the variables that describe the machine to an agent server."""
         home = self.folder.home
         has_browser = os.access(home / _BROWSER_CACHE, os.F_OK)
         return {
-            # By the path outside, as sandboxes from before have it.
+            # The path outside the sandbox, as in sandboxes of earlier versions.
             "OH_CONVERSATION_WORKTREE_ROOT": str(home / "worktrees"),
             **(_IN_BUBBLEWRAP if is_boxed else {}),
-            **({} if has_browser else _browser(path)),
-            **_trusted(),
+            **({} if has_browser else _browser_environment(path)),
+            **_certificate_environment(),
         }
 
     def _start_shim(self, mark: str, orders: dict[str, Any]) -> None:
@@ -259,11 +260,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 told = files.add("orders", json.dumps(orders).encode())
                 log = os.open(self.folder.directory / "shim.log", flags, 0o600)
                 pid = self._spawn_shim(mark, [told, answer, files.put("log", log)])
-            said = answers.read(64) if _comes(ours, self.config.launch_seconds) else b""
+            said = answers.read(64) if _is_readable(ours, self.config.launch_seconds) else b""
         if said == b"ready\n":
             return
-        # It has nothing to hold: another one does, or it could not.
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # a look has collected it
+        # This shim holds no sandbox: another one does, or it failed.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped by an inspection
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         if not said:
@@ -278,7 +279,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             actions.append((os.POSIX_SPAWN_DUP2, self.loan.number, _LOAN))
         if self.loan.space >= 0:
             actions.append((os.POSIX_SPAWN_DUP2, self.loan.space, _SPACE))
-        # Not a subprocess object: nobody waits for the shim, which outlives us.
+        # Not a subprocess object: nobody waits for the shim, which outlives this server.
         return os.posix_spawn(
             sys.executable,
             [*bubblewrap.running("shim"), mark],
@@ -289,34 +290,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def control_path(temp: str) -> Path:
-    """Return the socket on which a shim takes commands."""
+    """Return the socket on which a shim accepts commands."""
     return Path(temp, "control")
 
 
 def group_path(parent: Path | None, mark: str) -> Path | None:
-    """Return the control group of a sandbox, if there are any."""
+    """Return the path of a sandbox's control group, or None without a parent group."""
     return parent / group_name(mark) if parent else None
 
 
 def group_name(mark: str) -> str:
-    """Return what the control groups of a sandbox are called."""
+    """Return the name of a sandbox's control groups."""
     return f"agentsvc-{mark.replace('/', '-')}"
 
 
 def bare_environment(configured: str) -> dict[str, str]:
-    """Return what counts for an agent server while it is loaded, and is the same for all."""
+    """Return the variables that an agent server reads while it is loaded, the same for all."""
     own = {name: DEFAULT_SPEC.env[name] for name in _COUNTS_EARLY}
     locale = {"LANG": _LOCALE, "LC_CTYPE": _LOCALE}
     places = {"HOME": bubblewrap.HOME, "TMPDIR": bubblewrap.TEMP}
     path = search_path(configured)
-    found = {**_trusted(), **_IN_BUBBLEWRAP}
+    found = {**_certificate_environment(), **_IN_BUBBLEWRAP}
     return {"PATH": path, **locale, **places, **AGENT_OUTPUT, **own, **found}
 
 
 def search_path(configured: str) -> str:
-    """Return a sandbox's PATH; never the server's own virtual environment.
+    """Return a sandbox's PATH, without the server's own virtual environment.
 
-    What an agent installs there would change the server.
+    If it were writable there, an agent could change the server's packages.
     """
     if configured:
         return configured
@@ -325,17 +326,18 @@ def search_path(configured: str) -> str:
     return os.pathsep.join(part for part in parts if part and Path(part) != own)
 
 
-def _comes(descriptor: int, time_limit: float) -> bool:
-    # Not `select`, which knows no descriptor above 1023; a busy server has more.
+def _is_readable(descriptor: int, time_limit: float) -> bool:
+    # Not `select`, which fails for descriptors above 1023; a busy server has more.
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(time_limit * 1000))
 
 
-def _trusted() -> dict[str, str]:
-    """Have certificates be looked up when they are needed, where the system has them one by one.
+def _certificate_environment() -> dict[str, str]:
+    """Return SSL_CERT_DIR if the system has a hashed certificate directory.
 
-    The agent server makes a client of HTTPS for each report, for which it would read all of them.
+    OpenSSL then reads certificates on demand. The agent server creates an HTTPS client for each
+    report, which would otherwise read all of them.
     """
     if not Path(_CERTIFICATES, "ca-certificates.crt").exists():
         return {}
@@ -343,8 +345,8 @@ def _trusted() -> dict[str, str]:
     return {"SSL_CERT_DIR": _CERTIFICATES} if is_indexed else {}
 
 
-def _browser(path: str) -> dict[str, str]:
-    """Have the agent server offer no browser to skills and subagents where there is none."""
+def _browser_environment(path: str) -> dict[str, str]:
+    """Return the variable that hides the browser from skills and subagents if there is none."""
     is_there = any(shutil.which(name, path=path) for name in BROWSERS)
     return {} if is_there else {"OH_ENABLE_BROWSER": "false"}
 

@@ -1,12 +1,12 @@
-"""Layers: kept copies of the home and the workspace of a sandbox, with which others begin.
+"""Layers: saved copies of a sandbox's home and workspace that new sandboxes start from.
 
-They are directories below `.layers` in the state directory. Sandboxes lie over them where that can be had
-(see `overlays`); elsewhere `cp` copies them, by sharing their blocks where the file system can (reflinks). A
-layer that is removed while sandboxes lie over it is renamed, and goes with the last of them. A sandbox may
-begin with the files of another one, too, which are copied from the one to the other, while that runs.
+They are directories below `.layers` in the state directory. Sandboxes mount them with overlayfs if
+possible (see `overlays`); otherwise `cp` copies them, sharing blocks if the file system supports
+reflinks. A layer that is removed while sandboxes use it is renamed, and deleted with the last of
+them. A sandbox may also start from the files of another sandbox, which are copied while that runs.
 
-Checkpoints are kept in the directory of their sandbox, and go with it. Files that have not changed since
-the one before are shared with that.
+Checkpoints are stored in the directory of their sandbox and removed with it. Files that have not
+changed since the previous checkpoint share its copies.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ from .users import give
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _MARK: Final = "layer"
-"""The file in the directory of a sandbox that says with whose files its own began."""
+"""The file in a sandbox's directory that names the layer or sandbox it was started from."""
 _PART: Final = "layer.part"
-_GONE: Final = "The sandbox with whose files this one is to begin is gone"
+_GONE: Final = "The sandbox whose files are to be copied is gone"
 _ROLLBACK: Final = "rollback"
-"""The file that says to which checkpoint a sandbox goes back when it starts."""
+"""The file that names the checkpoint a sandbox restores at its next start."""
 _SHOWN: Final = 500
 
 
@@ -59,48 +59,48 @@ class Layers:
         self._copying = LongTasks()
 
     async def close(self) -> None:
-        """End what is being copied; what is there of it is removed when the server starts again."""
+        """Cancel running copies; partial ones are removed at the next server start."""
         await self._copying.close()
 
     async def abandon(self, sandbox_id: str) -> None:
-        """End the copying for a sandbox that is to go."""
+        """Cancel the copies of a sandbox that is being deleted."""
         for name in (sandbox_id, f"{sandbox_id} checkpoint", f"{sandbox_id} rollback"):
             await self._copying.abandon(name)
 
     def sweep(self) -> None:
-        """Remove what was not copied to its end, and what nobody uses any more. Blocks."""
+        """Remove partial copies and unused layers that were marked for removal. Blocks."""
         for part in self._directory.glob("*.part"):
             remove_directory(part)
-        self._remove_held()
-        with contextlib.suppress(OSError):  # there are some, or there never were any
+        self._remove_unused()
+        with contextlib.suppress(OSError):  # it has layers, or does not exist
             self._directory.rmdir()
 
     def forget(self, folder: SandboxDirectory) -> None:
-        """Have no layer be used by a sandbox that is to go, in which nothing runs. Blocks."""
+        """Detach a sandbox that is being deleted, and does not run, from its layer. Blocks."""
         folder.leave()
         self.overlays.drop(folder)
-        self._remove_held()
+        self._remove_unused()
 
     async def attach(self, folder: SandboxDirectory) -> None:
-        """Have all files of a sandbox be seen, also after the machine was restarted."""
+        """Mount the overlays of a sandbox unless they are mounted, e.g. after a reboot."""
         await finish(lambda: self.overlays.mount(folder))
 
     async def ids(self) -> list[str]:
-        """Return the ids of the layers there are."""
+        """Return the ids of the existing layers."""
         return await reach(self._ids)
 
     async def keep(self, folder: SandboxDirectory, layer_id: str, max_bytes: int) -> int:
-        """Make a layer of the files of a sandbox in which nothing runs; return its bytes.
+        """Create a layer from the files of a sandbox that does not run; return its size in bytes.
 
-        Raises StillFetching until it is done.
+        Raises StillFetching until it is complete.
         """
         layer = self._path(layer_id)
         return await self._copying.go_on(layer_id, lambda: self._keep(folder, layer, max_bytes))
 
     async def begin(self, folder: SandboxDirectory, layer_id: str, user: int) -> None:
-        """Give a sandbox that has never run the files of a layer; does nothing a second time.
+        """Give a sandbox that has never run the files of a layer; does nothing the second time.
 
-        Raises StillFetching until they are there, OrderRejected where there is no such layer.
+        Raises StillFetching until they are complete, OrderRejected if there is no such layer.
         """
         layer = self._path(layer_id)
 
@@ -115,25 +115,25 @@ class Layers:
         await self._once(folder, layer_id, begin)
 
     async def begin_as(self, folder: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
-        """Give a sandbox that has never run the files of another one; does nothing a second time.
+        """Give a sandbox that has never run another one's files; does nothing the second time.
 
-        Raises StillFetching until they are there, OrderRejected where the other one is gone.
+        Raises StillFetching until they are complete, OrderRejected if the other sandbox is gone.
         """
         await self._once(folder, other.sandbox_id, lambda: self._begin_as(folder, other, user))
 
     async def keep_checkpoint(
         self, folder: SandboxDirectory, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Keep a checkpoint of a sandbox, and of the older ones as many as may be.
+        """Create a checkpoint of a sandbox, and remove the oldest ones above `keep`.
 
-        Raises StillFetching until that is done, OrderRejected for files that are too large.
+        Raises StillFetching until that is complete, OrderRejected if the files are too large.
         """
         if _ID.fullmatch(checkpoint_id) is None:
             raise OrderRejected("The checkpoint's id cannot name a directory")
 
         async def work() -> None:
             await self.attach(folder)
-            await _unless_cancelled(
+            await _copy_in_thread(
                 lambda broken_off: take_checkpoint(
                     folder.checkpoints,
                     checkpoint_id,
@@ -147,12 +147,12 @@ class Layers:
         await self._copying.go_on(f"{folder.sandbox_id} checkpoint", work)
 
     async def checkpoints(self, folder: SandboxDirectory) -> list[tuple[str, int]]:
-        """Return the checkpoints of a sandbox with when they were begun, the oldest first."""
+        """Return ids and start times of a sandbox's checkpoints, the oldest first."""
         found = await reach(lambda: kept_checkpoints(folder.checkpoints))
         return [(checkpoint_id_of(copy), copy.begun) for copy in found]
 
     async def roll_back(self, folder: SandboxDirectory, checkpoint_id: str) -> None:
-        """Have a sandbox that is stopped start with the files of a checkpoint."""
+        """Record that a stopped sandbox restores this checkpoint at its next start."""
 
         def work() -> None:
             for copy in kept_checkpoints(folder.checkpoints):
@@ -164,9 +164,9 @@ class Layers:
         await finish(work)
 
     async def finish_rollback(self, folder: SandboxDirectory, user: int) -> None:
-        """Put the files of a checkpoint into a sandbox that is to start, if that was asked for.
+        """Restore the recorded checkpoint, if any, before a sandbox starts.
 
-        Raises StillFetching until they are there.
+        Raises StillFetching until the files are copied.
         """
         note = folder.directory / _ROLLBACK
         if not await reach(note.exists):
@@ -178,19 +178,19 @@ class Layers:
         await reach(note.unlink)
 
     async def remove(self, layer_id: str) -> None:
-        """Remove a layer; fine if there is none."""
+        """Remove a layer; does nothing if it does not exist."""
         layer = self._path(layer_id)
 
         def work() -> None:
             with contextlib.suppress(FileNotFoundError):
                 layer.rename(layer.with_suffix(HELD))
             remove_directory(layer.with_suffix(".part"))
-            self._remove_held()
+            self._remove_unused()
 
         await finish(work)
 
-    def _remove_held(self) -> None:
-        """Remove the layers that were to be removed, and that no sandbox lies over any more."""
+    def _remove_unused(self) -> None:
+        """Delete the layers marked for removal that no sandbox uses any more."""
         with self._removing:
             held = list(self._directory.glob(f"*{HELD}"))
             if not held:
@@ -201,11 +201,11 @@ class Layers:
                     part = layer.with_suffix(".part")
                     layer.rename(part)
                     remove_directory(part)
-            with contextlib.suppress(OSError):  # there are others
+            with contextlib.suppress(OSError):  # other layers remain
                 self._directory.rmdir()
 
     def _ids(self) -> list[str]:
-        # As for sandboxes: an unmounted disk has removed none.
+        # As with sandboxes: a missing disk must not look like removed layers.
         self._directory.parent.stat()
         with contextlib.suppress(FileNotFoundError):
             return [path.name for path in self._directory.iterdir() if not path.suffix]
@@ -241,7 +241,8 @@ class Layers:
         try:
             await _copy(parts, part)
             if os.geteuid() == 0:
-                # Whoever it was may be somebody else later; these are nobody's.
+                # The sandbox's user id may be assigned to another sandbox later; give the copies to
+                # root.
                 await finish(lambda: give((part / one.name for one in parts), 0))
             await reach(lambda: part.rename(layer))
         finally:
@@ -251,25 +252,25 @@ class Layers:
     async def _begin(self, folder: SandboxDirectory, layer: Path, user: int) -> None:
         part = await _new_part(folder)
         await _copy((layer / folder.home.name, layer / folder.workspace.name), part)
-        await finish(lambda: self._put(folder, part, user))
+        await finish(lambda: self._replace_directories(folder, part, user))
 
     async def _begin_as(self, folder: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
         await self.attach(other)
         part = await _new_part(folder)
-        copy = await _unless_cancelled(
+        copy = await _copy_in_thread(
             lambda broken_off: copy_running(_files_of(other), part, broken_off)
         )
 
         def work() -> None:
             if other.is_to_go() or other.read_record() is None:
                 raise OrderRejected(_GONE)
-            self._put(folder, copy.path, user)
+            self._replace_directories(folder, copy.path, user)
             part.rmdir()
 
         await finish(work)
 
-    def _put(self, folder: SandboxDirectory, part: Path, user: int) -> None:
-        """Have the sandbox's own directories be those that were copied, and lie over no layer."""
+    def _replace_directories(self, folder: SandboxDirectory, part: Path, user: int) -> None:
+        """Replace the sandbox's directories by the copies, and drop its overlays."""
         copies = (part / folder.home.name, part / folder.workspace.name)
         if os.geteuid() == 0:
             give(copies, user)
@@ -278,15 +279,15 @@ class Layers:
             remove_directory(own)
             copy.rename(own)
         part.rmdir()
-        self._remove_held()
+        self._remove_unused()
 
 
 def _files_of(folder: SandboxDirectory) -> dict[str, Path]:
     return {path.name: path for path in (folder.home, folder.workspace)}
 
 
-async def _unless_cancelled[T](work: Callable[[Event], T]) -> T:
-    """Copy files of a sandbox in a thread, and break that off when this is cancelled."""
+async def _copy_in_thread[T](work: Callable[[Event], T]) -> T:
+    """Run a copy in a thread, and abort it when the caller is cancelled."""
     broken_off = Event()
 
     def translated() -> T:
@@ -314,7 +315,7 @@ async def _new_part(folder: SandboxDirectory) -> Path:
 
 
 async def _size_of(paths: Iterable[Path]) -> int:
-    """Return how many bytes of disk directories take."""
+    """Return the disk usage of directories in bytes."""
     said = await _run("du", "--summarize", "--total", "--block-size=1", "--", *map(str, paths))
     return int(said.splitlines()[-1].split()[0])
 

@@ -1,4 +1,4 @@
-"""Finds out whether what a process sandbox runs listens at its ports."""
+"""Checks whether the command of a process sandbox listens on its ports."""
 
 import asyncio
 from typing import Final
@@ -10,15 +10,15 @@ from .threads import reach, until_none
 from .tree import Tree
 
 LOOPBACK: Final = "127.0.0.1"
-"""Where ports are that no network of the sandbox's own hides."""
+"""Address of the ports of a sandbox in the host's network."""
 
 _WAIT_SECONDS: Final = 0.4
 
 
 def is_open(inspection: Inspection, tree: Tree) -> bool:
-    """Say whether it listens itself at every port that is awaited, in the network of the machine.
+    """Return whether the sandbox itself listens on every awaited port, in the host's network.
 
-    Blocks for a moment.
+    Blocks briefly.
     """
     if inspection.record is None or not inspection.record.shares_network:
         return False
@@ -26,7 +26,10 @@ def is_open(inspection: Inspection, tree: Tree) -> bool:
 
 
 async def answers(inspection: Inspection, tree: Tree, connect_seconds: float) -> bool:
-    """Wait a moment for what listens inside: a fork does within it, and nobody looks again."""
+    """Wait briefly until all awaited ports accept connections; return whether they do.
+
+    A fork listens within that time, so that no second inspection is needed.
+    """
     if not inspection.awaited_ports():
         return True
     if inspection.sockets() and inspection.record is not None:
@@ -42,7 +45,7 @@ async def answers(inspection: Inspection, tree: Tree, connect_seconds: float) ->
 
 
 def url_of(port: int, socket_path: str | None) -> str:
-    """Return where a port is reached: by a socket if it has one."""
+    """Return the URL of a port: of its Unix socket if it has one."""
     if socket_path is None:
         return f"http://{LOOPBACK}:{port}"
     return f"http+unix://{quote(socket_path, safe='')}"

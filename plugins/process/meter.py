@@ -1,6 +1,6 @@
 """Measures the resource usage of a process sandbox, from its control groups or its processes.
 
-All functions block for a moment; call them from a thread.
+All functions block briefly; call them from a thread.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ from .tree import Identity, Process, is_alive, look_up
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _WORKED_SECONDS: Final = 0.05
-"""Of a sandbox that has worked less than that, processes are not looked at again."""
+"""Processes are not measured again if the sandbox has used less CPU time than this since."""
 _MANY_SECONDS: Final = 0.5
 _OTHER_BYTES: Final = 2**20
 
 
 class Meter:
-    """Knows what one sandbox used when it was last looked at, so that one that rests costs little."""
+    """Measures one sandbox, and caches the results so that an idle sandbox costs little."""
 
     def __init__(self) -> None:
         self._memories = MemorySamples()
         self._last: tuple[Identity, Usage] | None = None
 
     def measure(self, state: State) -> Usage | None:
-        """Return what the sandbox uses now; None where it does not run."""
+        """Return the sandbox's present usage, or None if it does not run."""
         if not is_alive(state.shim):
             return None
         groups = groups_of(state)
@@ -57,22 +57,22 @@ class Meter:
 
 
 class MemorySamples:
-    """What the processes of a sandbox take, where nothing else counts it.
+    """Memory of a sandbox's processes, for sandboxes without a memory control group.
 
-    The kernel looks at each of their pages to tell, so of those that have as many as when they were
-    asked about, and have hardly worked since, what was told is remembered.
+    The kernel walks all pages of a process to compute it. So the value is cached as long as the
+    process has about the same resident size, and has used little CPU time since.
     """
 
     def __init__(self) -> None:
         self._known: dict[Identity, _Memory] = {}
 
     def measure(self, spent: Mapping[Identity, float]) -> int:
-        """Return how many bytes processes take together, of which this is the time they have worked."""
+        """Return the total memory in bytes of processes, given the CPU seconds of each."""
         found: dict[Identity, _Memory] = {}
         for process, seconds in spent.items():
             resident = resident_bytes(process[0])
             known = self._known.get(process)
-            if known is None or known.is_over(seconds, resident):
+            if known is None or known.is_stale(seconds, resident):
                 known = _Memory(seconds, resident, _memory_of(process[0], resident))
             found[process] = known
         self._known = found
@@ -80,19 +80,19 @@ class MemorySamples:
 
 
 class _Memory(NamedTuple):
-    """What a process took when it was asked about; in bytes."""
+    """A memory sample of one process; sizes in bytes."""
 
     seconds: float
     resident: int
     size: int
 
-    def is_over(self, seconds: float, resident: int) -> bool:
+    def is_stale(self, seconds: float, resident: int) -> bool:
         has_other = abs(resident - self.resident) >= _OTHER_BYTES
         return has_other or seconds - self.seconds >= _MANY_SECONDS
 
 
 def groups_of(state: State) -> list[Path]:
-    """Return the control groups that hold a sandbox or limit it."""
+    """Return the control groups that hold or limit a sandbox."""
     return [Path(path) for path in dict.fromkeys((state.cgroup, *state.joined)) if path]
 
 
@@ -128,7 +128,7 @@ def _group_cpu(group: Path) -> float | None:
 
 
 def _group_memory(group: Path) -> int | None:
-    # What the kernel would give up at once is no use of memory.
+    # Page cache that the kernel can drop at once does not count.
     for total, cached in (
         ("memory.current", "inactive_file"),
         ("memory.usage_in_bytes", "total_inactive_file"),
@@ -140,7 +140,7 @@ def _group_memory(group: Path) -> int | None:
 
 
 def _memory_of(pid: int, resident: int) -> int:
-    # What several processes share counts in parts, so that the sum is what there is.
+    # PSS counts shared pages in proportion, so that the sum over all processes is exact.
     shared = read_field(f"/proc/{pid}/smaps_rollup", "Pss:")
     return resident if shared is None else shared * 1024
 

@@ -1,10 +1,10 @@
-"""Sandboxes whose home and workspace lie over a layer: what they change is theirs, the rest is shared.
+"""Overlay mounts of layers below the home and workspace of sandboxes, which store only changes.
 
-The kernel's overlayfs joins both where the files of a sandbox are, for the server as for the sandbox, in the
-mount namespace of the whole machine. So it is root alone that has it, and it outlives the server but not
-the machine: a sandbox is mounted again before its files are used. What a sandbox has changed is in its
-directory, below one that is named after the layer; as long as that is there, the layer is used. All
-functions block for a moment; call them from a thread.
+overlayfs mounts both at the sandbox's own paths in the machine's mount namespace, where server and
+sandbox see them. So this needs root, and the mounts outlive the server but not a reboot: they are
+restored before a sandbox's files are used. The changes are in the sandbox's directory, below a
+directory named after the layer; the layer is in use as long as that exists. All functions block
+briefly; call them from a thread.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from .files import mounts_of
 from .sandbox_directory import SandboxDirectory
 
 HELD: Final = ".held"
-"""What follows the id of a layer that is to be removed, and is not while sandboxes use it."""
+"""Suffix of a layer that is marked for removal while sandboxes still use it."""
 
-LAYER_GONE: Final = "The prepared files with which the sandbox is to begin are gone"
+LAYER_GONE: Final = "The prepared files that the sandbox starts from are gone"
 
 _OVER: Final = "over-"
 _OLD: Final = "over.old"
@@ -38,28 +38,28 @@ _CLONE_FILE: Final = 0x40049409
 
 
 class Part(NamedTuple):
-    """The home or the workspace of a sandbox: where it is seen, and what the sandbox has changed."""
+    """The home or the workspace of a sandbox: its mount point, and the directory of its changes."""
 
     seen: Path
     changes: Path
 
 
 class Overlays:
-    """The sandboxes of one state directory that lie over layers."""
+    """The overlay mounts of the sandboxes in one state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._layers = state_dir / ".layers"
         self._lock = threading.Lock()
         self.why_not = "it was not tried"
-        """Why new sandboxes have copies instead; empty where they lie over their layer."""
-        self._shares_blocks = False
+        """Why new sandboxes get copies instead; empty if overlays work."""
+        self._can_reflink = False
 
     def find(self, user: int, *, is_wanted: bool = True) -> None:
-        """Find out whether sandboxes can lie over layers; `user` is one of theirs, or 0."""
+        """Check whether overlays work here; `user` is a sandbox's user id, or 0."""
         try:
             with bubblewrap.trial(self._state_dir) as directory:
-                self._shares_blocks = _shares_blocks(directory)
+                self._can_reflink = _can_reflink(directory)
                 self.why_not = (
                     _why_not(directory, user) if is_wanted else "`use_overlayfs` is false"
                 )
@@ -67,24 +67,24 @@ class Overlays:
             self.why_not = f"it could not be tried: {exc.strerror}"
 
     def describe(self) -> str:
-        """Say in a few words how sandboxes get the files of a layer."""
+        """Describe how sandboxes get the files of a layer."""
         if not self.why_not:
             return "shared by overlayfs"
-        copied = "copied, which shares blocks (reflinks)" if self._shares_blocks else "copied"
+        copied = "copied, which shares blocks (reflinks)" if self._can_reflink else "copied"
         return f"{copied}: {self.why_not}"
 
     def advice(self) -> Iterator[Advice]:
-        """Say that prepared environments cost each sandbox time and disk, where they do."""
+        """Report that each sandbox copies its prepared environment, if overlays do not work."""
         if self.why_not:
             text = f"each sandbox has a copy of its prepared environment: {self.why_not}"
             yield Advice(subject="layers", text=text)
 
     def begin(self, folder: SandboxDirectory, layer: Path, user: int) -> None:
-        """Have a sandbox that has never run lie over a layer; raises OrderRejected if that is gone."""
+        """Mount a layer below a sandbox that has never run; raises OrderRejected if it is gone."""
         over = folder.directory / f"{_OVER}{layer.name}"
         if _over(folder) not in (None, over):
             self.drop(folder)
-        # From here on the layer is used; it may have been gone already.
+        # From here on the layer counts as used; it may have been removed just before.
         for part in _parts(folder, over):
             for directory in (part.changes, _work(part)):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class Overlays:
         self.mount(folder)
 
     def mount(self, folder: SandboxDirectory) -> None:
-        """Have the files of a sandbox be seen that lies over a layer, unless they are."""
+        """Mount a sandbox's overlays, unless they are mounted or it has none."""
         with self._lock:
             over = _over(folder)
             if over is None or folder.is_to_go():
@@ -105,14 +105,14 @@ class Overlays:
                 self._mount(over.name.removeprefix(_OVER), unseen)
 
     def unmount(self, folder: SandboxDirectory) -> None:
-        """Have only what a sandbox has changed be there; nothing may run in it."""
+        """Unmount a sandbox's overlays; nothing may run in it."""
         with self._lock:
             for path in (folder.home, folder.workspace):
                 while path.is_mount():
                     _unmount(path)
 
     def drop(self, folder: SandboxDirectory) -> None:
-        """Forget all that a sandbox has changed, and the layer; nothing may run in it."""
+        """Unmount a sandbox's overlays and delete its changes; nothing may run in it."""
         self.unmount(folder)
         old = folder.directory / _OLD
         remove_directory(old)
@@ -121,7 +121,7 @@ class Overlays:
             remove_directory(old)
 
     def used(self) -> set[str]:
-        """Return the ids of the layers over which sandboxes lie, whoever's; raises OSError."""
+        """Return the ids of the layers that sandboxes of any instance use; raises OSError."""
         found = set()
         with os.scandir(self._state_dir) as entries:
             for entry in entries:
@@ -147,7 +147,7 @@ class Overlays:
 
 
 def changes(folder: SandboxDirectory) -> list[Part]:
-    """Return where a sandbox keeps what it has changed; nothing for one that has copies."""
+    """Return the mount points and change directories of a sandbox; empty if it has copies."""
     over = _over(folder)
     return _parts(folder, over) if over else []
 
@@ -156,10 +156,11 @@ def _why_not(directory: Path, user: int) -> str:
     if sys.platform != "linux":
         return "this is not Linux"
     if os.geteuid() != 0:
-        return "the server is not root, who alone may mount"
-    # Its namespace may be named by who may trace it only; the numbers of mounts are in one only.
+        return "the server is not root, and only root may mount"
+    # Namespaces of other processes can be compared only with ptrace rights, mount ids without;
+    # those are unique across namespaces.
     if _root_mount("self") != _root_mount("1"):
-        return "the server has a mount namespace of its own, which would end with it"
+        return "the server has a mount namespace of its own, and mounts would end with it"
     part = Part(directory / "seen", directory / "changes")
     lower = directory / "layer"
     for path in (lower, part.seen, part.changes, _work(part)):
@@ -176,7 +177,7 @@ def _root_mount(process: str) -> str:
     return found
 
 
-def _shares_blocks(directory: Path) -> bool:
+def _can_reflink(directory: Path) -> bool:
     one, other = directory / "one", directory / "other"
     one.write_bytes(b"x")
     with one.open("rb") as source, other.open("wb") as target, contextlib.suppress(OSError):
@@ -209,14 +210,14 @@ def _orders(lower: Path, part: Part) -> dict[str, str]:
 
 
 def _run(orders: dict[str, Any]) -> str:
-    """Have the program do what is ordered; return what went wrong, or nothing."""
+    """Run the `overlay` program with these orders; return the problem, or an empty string."""
     told = json.dumps({"is_trial": False, **orders}).encode()
     return bubblewrap.try_program(bubblewrap.running("overlay"), told=told)
 
 
 def _unmount(path: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    # Who reads in it may go on, and is not waited for.
+    # Processes that still read from it may continue: detach without waiting for them.
     if libc.umount2(os.fsencode(path), _DETACH | _NO_FOLLOW) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))

@@ -1,6 +1,6 @@
-"""Pauses, stops and resumes the processes of a sandbox, and notes beside its files how far that is.
+"""Pauses, stops and resumes the processes of a sandbox, and records the progress beside its files.
 
-But for `push_out`, all functions block for a moment; call them from a thread.
+All functions but `push_out` block briefly; call them from a thread.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ def pause(folder: SandboxDirectory, tree: Tree, time_limit: float) -> None:
 
 
 def finish_pause(folder: SandboxDirectory, tree: Tree, time_limit: float) -> None:
-    """Do what is left to do of a pause."""
+    """Complete a pause that was begun."""
     noted = folder.read_pause() or Pause(is_done=False)
     try:
         tree.stop(time_limit)
@@ -33,26 +33,26 @@ def finish_pause(folder: SandboxDirectory, tree: Tree, time_limit: float) -> Non
 
 
 def finish_stop(folder: SandboxDirectory, tree: Tree) -> None:
-    """Do what is left to do where every process is to end."""
+    """Complete a stop that was begun: kill the remaining processes."""
     if not tree.kill():
         folder.write_pause(Pause(is_done=True, ends=True))
 
 
 def resume(folder: SandboxDirectory, tree: Tree) -> None:
-    """Let every process run again that ran before the pause."""
+    """Resume every process that ran before the pause."""
     noted = folder.read_pause()
     if noted is None:
         return
     folder.write_pause(msgspec.structs.replace(noted, is_done=False, memory=None))
     if tree.group is not None:
-        # A server that was killed while it pushed memory out may have left it allowed.
+        # A server that was killed while it pushed memory out may have left swap permitted.
         reclaiming.forbid_swap(tree.group)
     tree.resume(noted.kept)
     folder.clear_pause()
 
 
 async def push_out(tree: Tree) -> reclaiming.Memory:
-    """Push the memory of every process out, and return where it is then."""
+    """Push the memory of every process out to swap; return where it is afterwards."""
     group = tree.group
     if group is not None and await reach(lambda: reclaiming.counts_memory(group)):
         while await reach(lambda: reclaiming.push_out_some(group)):
@@ -65,7 +65,7 @@ async def push_out(tree: Tree) -> reclaiming.Memory:
 
 
 def note_memory(folder: SandboxDirectory, memory: reclaiming.Memory) -> None:
-    """Note where the memory of a paused sandbox is."""
+    """Record where the memory of a paused sandbox is."""
     noted = folder.read_pause()
     if noted is not None:
         folder.write_pause(msgspec.structs.replace(noted, memory=memory))

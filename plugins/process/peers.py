@@ -1,7 +1,7 @@
-"""Finds the process that listens at a local port, and the peer of a local connection.
+"""Finds the process that listens on a local port, and the peer of a local connection.
 
-The kernel's table of sockets names each by its inode, and so do the descriptors of whoever holds
-it. Blocks for a moment; call it from a thread.
+The kernel's socket tables list each socket by its inode, and so do the descriptors of the processes
+that have it open. Blocks briefly; call it from a thread.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _ACCEPT_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.005
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Socket(msgspec.Struct, frozen=True):
     local: str
     port: int
     remote: str
@@ -36,15 +36,15 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def listens(tree: Tree, port: int) -> bool:
-    """Say whether all that listens at a port of the loopback interface is of one sandbox."""
+    """Return whether only the sandbox listens on a port of the loopback interface."""
     found = _listeners(_sockets(port), port)
-    return bool(found) and found <= _held_by(tree)
+    return bool(found) and found <= _socket_inodes(tree)
 
 
 def is_peer(tree: Tree, port: int, source_port: int) -> bool:
-    """Say whether a connection from that port of ours to one of the loopback interface leads there.
+    """Return whether our connection from `source_port` to a loopback port ends in the sandbox.
 
-    One that was not accepted yet belongs to whoever listens, and goes when that goes.
+    A connection that is not accepted yet belongs to the listener, and is closed with it.
     """
     end = monotonic() + _ACCEPT_SECONDS
     while True:
@@ -53,16 +53,16 @@ def is_peer(tree: Tree, port: int, source_port: int) -> bool:
         if inode is None:
             return False
         if inode != "0":
-            return inode in _held_by(tree)
+            return inode in _socket_inodes(tree)
         found = _listeners(lines, port)
-        if found and found <= _held_by(tree):
+        if found and found <= _socket_inodes(tree):
             return True
         if monotonic() > end:
             return False
         time.sleep(_POLL_SECONDS)
 
 
-def _peer(lines: Collection[_Line], port: int, source_port: int) -> str | None:
+def _peer(lines: Collection[_Socket], port: int, source_port: int) -> str | None:
     for line in lines:
         is_ours = line.remote_port == source_port and line.remote in _AT_LOOPBACK
         if is_ours and line.port == port and line.local in _AT_LOOPBACK:
@@ -70,7 +70,7 @@ def _peer(lines: Collection[_Line], port: int, source_port: int) -> str | None:
     return None
 
 
-def _listeners(lines: Collection[_Line] | Iterator[_Line], port: int) -> set[str]:
+def _listeners(lines: Collection[_Socket] | Iterator[_Socket], port: int) -> set[str]:
     return {
         line.inode
         for line in lines
@@ -78,8 +78,8 @@ def _listeners(lines: Collection[_Line] | Iterator[_Line], port: int) -> set[str
     }
 
 
-def _sockets(port: int) -> Iterator[_Line]:
-    """Yield the lines of the tables that name a port."""
+def _sockets(port: int) -> Iterator[_Socket]:
+    """Yield the lines of the socket tables that mention a port."""
     wanted = f":{port:04X} "
     for table in _TABLES:
         with contextlib.suppress(FileNotFoundError), open(table) as file:  # noqa: PTH123  # may be long
@@ -88,21 +88,21 @@ def _sockets(port: int) -> Iterator[_Line]:
                     yield _parsed(text.split())
 
 
-def _parsed(fields: list[str]) -> _Line:
+def _parsed(fields: list[str]) -> _Socket:
     local, _, port = fields[1].partition(":")
     remote, _, remote_port = fields[2].partition(":")
-    return _Line(local, int(port, 16), remote, int(remote_port, 16), fields[3], fields[9])
+    return _Socket(local, int(port, 16), remote, int(remote_port, 16), fields[3], fields[9])
 
 
-def _held_by(tree: Tree) -> set[str]:
-    """Return the inodes of all sockets that processes of a sandbox have open."""
-    found = {process.identity: _open_in(process.pid) for process in tree.descendants()}
-    # Whose pid has become somebody else's meanwhile is not among those that are there now.
+def _socket_inodes(tree: Tree) -> set[str]:
+    """Return the inodes of all sockets that the sandbox's processes have open."""
+    found = {process.identity: _sockets_of(process.pid) for process in tree.descendants()}
+    # Drop processes that have ended: their pid may belong to another process by now.
     there = {process.identity for process in tree.descendants()}
     return {inode for identity, inodes in found.items() if identity in there for inode in inodes}
 
 
-def _open_in(pid: int) -> set[str]:
+def _sockets_of(pid: int) -> set[str]:
     found = set()
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):

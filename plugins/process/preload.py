@@ -1,9 +1,9 @@
-"""The agent server: loaded once in the fork server, and set up for its sandbox in each fork.
+"""Preloads the agent server in the fork server, and sets it up for its sandbox in each fork.
 
-Imported by `programs.warm`, which calls `load` before it forks and `set_up` in each fork once
-that has the environment of its sandbox. Public names of the agent server, FastAPI and uvicorn only;
-`agentsvc/docs/explanation/fork-server.md` says what each part saves, and `tests/live/test_preload.py` what has
-changed in these packages when it fails.
+Imported by `programs.warm`, which calls `load` before it forks, and `set_up` in each fork once that
+has the environment of its sandbox. Uses only public names of the agent server, FastAPI and uvicorn;
+`agentsvc/docs/explanation/fork-server.md` says what each part saves. If a new version of these
+packages breaks it, `tests/live/test_preload.py` fails.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ _AGENT_SERVER: Final = "openhands.agent_server"
 _API: Final = f"{_AGENT_SERVER}.api"
 
 READ_AGAIN: Final = ("OH_", "SESSION_API_KEY", "OPENHANDS_AGENT_SERVER_CONFIG_PATH")
-"""How the names of variables begin that the agent server reads when its application is made."""
+"""Prefixes of the variables that the agent server reads when its application is created."""
 
 _DEFAULTS: Final = (
     (f"{_AGENT_SERVER}.config", "get_default_config"),
     (f"{_AGENT_SERVER}.bash_service", "get_default_bash_event_service"),
     (f"{_AGENT_SERVER}.conversation_service", "get_default_conversation_service"),
 )
-"""Modules and their functions that return what they have made of the environment the first time."""
+"""Modules with functions that cache what they derive from the environment at the first call."""
 
 _LATER: Final = (
     *("uvicorn.loops.auto", "uvicorn.loops.asyncio"),
@@ -40,14 +40,14 @@ _LATER: Final = (
     "litellm.responses.mcp.chat_completions_handler",
     "litellm.types.litellm_core_utils.streaming_chunk_builder_utils",
 )
-"""What is imported when the agent server says what tools it has, be there a browser or not, when it
-listens, and when a model is asked for the first time."""
+"""Modules that are imported late: when the agent server lists its tools, with or without a browser,
+when it starts to listen, and at the first request to a model."""
 
-_ANSWERS: Final = (
+_DEFERRED_MODELS: Final = (
     *("litellm.types.utils", "openai.types.chat", "openai.types.completion_usage"),
     "openhands.sdk.settings",
 )
-"""How the names of modules begin whose models Pydantic otherwise builds when they are first used."""
+"""Prefixes of modules whose Pydantic models are otherwise built at first use."""
 
 _BROWSER_TOOLS: Final = "openhands.tools.browser_use.impl"
 _BROWSER: Final = "openhands.tools.browser_use.server"
@@ -61,43 +61,44 @@ _NOWHERE: Final = {
     "query_string": b"",
     "headers": [],
 }
-"""A request that no route is for."""
+"""A request that matches no route."""
 
 
 def load() -> None:
-    """Import all that is the same for every sandbox, and make the table of routes."""
-    # Where there is a handler the agent server adds none of its own, which lays out each line for a terminal.
+    """Import everything that is the same for every sandbox, and build the table of routes."""
+    # If the root logger has a handler, the agent server does not add its own, which formats each
+    # line for a terminal.
     logging.basicConfig(format="%(levelname)-8s %(name)s: %(message)s")
     with _without_defaults():
         api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")
-    for make in (_leave_browser, _leave_tokens, _make_action_types):
-        # What has another name now only costs memory.
+    for make in (_defer_browser, _defer_tokenizer, _create_action_types):
+        # A renamed module or attribute only costs memory.
         with contextlib.suppress(ImportError, AttributeError):
             make()
     for name in _LATER:
-        # One that is not there any more only costs time.
+        # A missing module only costs time.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     _build_models()
     anyio: Any = importlib.import_module("anyio")
     anyio.run(anyio.sleep, 0)
-    # It imports the protocols.
+    # This imports the protocols.
     sys.modules["uvicorn"].Config(api.api, ws="wsproto", log_config=None).load()
     for route in api.api.routes:
-        # A route makes the rest of itself when it is first asked.
+        # A route completes itself at the first match.
         route.matches(dict(_NOWHERE))
 
 
 def set_up() -> None:
-    """Make the application from the environment as it is now, with the routes that there are."""
+    """Create the application from the present environment, with the routes built before."""
     sys.modules[f"{_AGENT_SERVER}.server_details_router"].update_last_execution_time()
     api: Any = sys.modules[_API]
     ahead = api.api
     with _without_routes():
         app = api.create_app()
     if type(app.state.conversation_registry) is not type(ahead.state.conversation_registry):
-        # Its routes are other ones.
+        # Another registry type means other routes.
         api.api = api.create_app()
         return
     own = {getattr(route, "path", None) for route in app.routes}
@@ -107,8 +108,8 @@ def set_up() -> None:
     api.api = app
 
 
-def _leave_browser() -> None:
-    """Load the browser's tools, which are imported to say what tools there are, without what drives one."""
+def _defer_browser() -> None:
+    """Import the browser tools without the browser driver, which listing tools does not need."""
     stand_in: Any = ModuleType(_BROWSER)
     stand_in.CustomBrowserUseServer = _Browser
     sys.modules[_BROWSER] = stand_in
@@ -126,7 +127,7 @@ def _leave_browser() -> None:
 
 
 class _Browser:
-    """What a browser is used through, which is imported and made when it is asked for anything."""
+    """Stand-in for the browser server, imported and created at first use."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -139,8 +140,8 @@ class _Browser:
         return getattr(self._made, name)
 
 
-def _leave_tokens() -> None:
-    """Have what counts tokens, which is passed with each question to a model, be loaded when it counts."""
+def _defer_tokenizer() -> None:
+    """Defer loading the tokenizer, which is passed with each model request, until it is used."""
     tiktoken: Any = importlib.import_module("tiktoken")
     get_encoding = tiktoken.get_encoding
 
@@ -157,35 +158,35 @@ def _leave_tokens() -> None:
         importlib.import_module("litellm.litellm_core_utils.default_encoding")
     finally:
         tiktoken.get_encoding = get_encoding
-    # It has been written as a text, which is what is used.
+    # The data exists as text as well, and only that is used.
     vars(sys.modules["litellm.utils"]).pop("json_data", None)
 
 
-def _make_action_types() -> None:
-    """Make what the first question makes of the tools' actions: each with a risk and a summary."""
+def _create_action_types() -> None:
+    """Create the action types that the first model request would create, with risk and summary."""
     schema: Any = importlib.import_module("openhands.sdk.tool.schema")
     builtins: Any = importlib.import_module("openhands.sdk.tool.builtins")
     models: Any = importlib.import_module("openhands.sdk.utils.models")
     actions = list(models.get_known_concrete_subclasses(schema.Action))
     (reading,) = builtins.FinishTool.create()
-    # What only reads gets no risk.
+    # Read-only tools get no risk prediction.
     for tool in (reading, reading.model_copy(update={"annotations": None})):
         for action in actions:
             tool.to_openai_tool(add_security_risk_prediction=True, action_type=action)
 
 
 def _build_models() -> None:
-    """Have Pydantic build what it has put off."""
+    """Build the Pydantic models that were deferred."""
     models: list[Any] = [importlib.import_module("pydantic").BaseModel]
     for model in models:
         models += model.__subclasses__()
-        if model.__module__.startswith(_ANSWERS):
+        if model.__module__.startswith(_DEFERRED_MODELS):
             model.model_rebuild(raise_errors=False)
 
 
 @contextlib.contextmanager
 def _without_defaults() -> Iterator[None]:
-    """Have nothing be made of the environment, and nothing kept, when modules are imported."""
+    """Import modules without reading the environment or caching defaults."""
     config: Any = importlib.import_module(f"{_AGENT_SERVER}.config")
 
     def default_config() -> Any:
@@ -211,7 +212,7 @@ def _without_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_routes() -> Iterator[None]:
-    """Have no router included in another one or in an application."""
+    """Replace `include_router` by a no-op within the context."""
     fastapi: Any = sys.modules["fastapi"]
     before = [(kind, kind.include_router) for kind in (fastapi.FastAPI, fastapi.APIRouter)]
     for kind, _ in before:

@@ -1,7 +1,7 @@
 """Lowers the CPU weight of running sandboxes while others start.
 
-Where nobody else wants them, they have them all. It is the agent server's session that is weighed, or
-the sandbox's control group where that has a weight; what a command's own session gets is left alone.
+They still get all CPU time that nobody else wants. The weight is that of the agent server's
+session, or of the sandbox's control group if it has one; sessions of other commands keep theirs.
 """
 
 import contextlib
@@ -17,20 +17,21 @@ from .meter import groups_of, processes_of
 from .sandbox_directory import State
 
 _LEAST: Final = 19
-"""The niceness of those that give way; it is a sixtieth of the weight of others."""
+"""The niceness of deprioritized sandboxes; a sixtieth of the default weight."""
 
 _FILES: Final = {"cpu.weight.nice": ("0", str(_LEAST)), "cpu.shares": ("1024", "15")}
-"""What to write to a control group, of version 2 or 1, for all and for those that give way."""
+"""Files of control groups, version 2 or 1, with the default and the lowered value."""
 
-_AGAIN_SECONDS: Final = 0.11
-"""How long the kernel keeps everybody but root from weighing another session."""
+_RETRY_SECONDS: Final = 0.11
+"""How long the kernel makes unprivileged processes wait between two changes of a session's
+weight."""
 
 type FindState = Callable[[str], State | None]
-"""Returns what is known of a sandbox by its id, if it runs."""
+"""Returns the state of a sandbox by its id, or None unless it runs."""
 
 
 class Priorities:
-    """Knows which sandboxes give way, also after the server was killed. All methods block."""
+    """The sandboxes whose priority is lowered, recorded on disk. All methods block."""
 
     def __init__(self, file: Path, find: FindState) -> None:
         self._file = file
@@ -38,12 +39,12 @@ class Priorities:
         self._lock = threading.Lock()
 
     def settle(self, wanted: frozenset[str]) -> None:
-        """Let these sandboxes give way and no others; those that are gone are fine."""
+        """Lower the priority of these sandboxes and restore all others; ignore missing ones."""
         with self._lock:
             noted = self._read()
             if noted == wanted:
                 return
-            # A server that is killed meanwhile finds all that may have less.
+            # If the server is killed meanwhile, the next one finds all that may be lowered.
             self._write(noted | wanted)
             for sandbox_id in noted ^ wanted:
                 state = self._find(sandbox_id)
@@ -65,13 +66,13 @@ class Priorities:
 
 
 def weigh(state: State, *, gives_way: bool) -> None:
-    """Let a sandbox have less where others want the processors, or as much as they."""
+    """Lower or restore the CPU weight of a sandbox."""
     for group in groups_of(state):
         for name, values in _FILES.items():
             if (group / name).exists():
                 with contextlib.suppress(OSError):
                     (group / name).write_text(values[gives_way])
-    # Of all that runs there it is the agent server that has many threads.
+    # The agent server is the process with the most threads.
     pid = max((one.pid for one in processes_of(state)), key=_threads, default=0)
     with contextlib.suppress(OSError):
         _write(Path(f"/proc/{pid}/autogroup"), str(_LEAST if gives_way else 0))
@@ -87,5 +88,5 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text)
     except BlockingIOError:
-        time.sleep(_AGAIN_SECONDS)
+        time.sleep(_RETRY_SECONDS)
         file.write_text(text)

@@ -1,7 +1,7 @@
-"""Pushes the memory of frozen processes out to swap, and says where it is.
+"""Pushes the memory of frozen processes out to swap, and reports where it is.
 
-By the control group where that counts memory, and else by asking the kernel for each process, which is
-root's right. All functions block for a moment; call them from a thread.
+Uses the control group if it accounts memory; otherwise a system call for each process, which only
+root may make. All functions block briefly; call them from a thread.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from .tree import Identity, is_alive
 _PROCESS_MADVISE: Final = 440
 _MADV_PAGEOUT: Final = 21
 _STEP_BYTES: Final = 64 * 1024 * 1024
-_NO_MATTER: Final = (errno.EINVAL, errno.ENOMEM, errno.ESRCH)
-"""What is said of memory that is locked or gone."""
-_MAX_TRIES: Final = 8
+_IGNORED_ERRORS: Final = (errno.EINVAL, errno.ENOMEM, errno.ESRCH)
+"""Errors for memory that is locked or gone; ignored."""
+_MAX_ATTEMPTS: Final = 8
 _FIRST_WAIT_SECONDS: Final = 60.0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory of a sandbox is."""
+    """How much of a sandbox's memory is resident and how much is swapped out."""
 
     kept_bytes: int = 0
     swapped_bytes: int = 0
@@ -41,25 +41,25 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tries:
-    """When memory that has stayed where it was is pushed again: some times, each after twice as long."""
+    """Retries of reclaiming memory that did not leave: a limited number, with doubling delays."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._tries: dict[str, tuple[int, float]] = {}
+        self._attempts: dict[str, tuple[int, float]] = {}
 
     def is_due(self, sandbox_id: str) -> bool:
-        """Say whether it is to be tried now."""
-        count, due_at = self._tries.get(sandbox_id, (0, 0.0))
-        return count < _MAX_TRIES and self._clock() >= due_at
+        """Return whether an attempt is due now."""
+        count, due_at = self._attempts.get(sandbox_id, (0, 0.0))
+        return count < _MAX_ATTEMPTS and self._clock() >= due_at
 
     def count(self, sandbox_id: str) -> None:
-        """Note that it was tried."""
-        count, _ = self._tries.get(sandbox_id, (0, 0.0))
-        self._tries[sandbox_id] = (count + 1, self._clock() + _FIRST_WAIT_SECONDS * 2**count)
+        """Record an attempt."""
+        count, _ = self._attempts.get(sandbox_id, (0, 0.0))
+        self._attempts[sandbox_id] = (count + 1, self._clock() + _FIRST_WAIT_SECONDS * 2**count)
 
     def forget(self, sandbox_id: str) -> None:
-        """Begin anew with a sandbox that has run since, or is gone."""
-        self._tries.pop(sandbox_id, None)
+        """Reset a sandbox that has run since, or is gone."""
+        self._attempts.pop(sandbox_id, None)
 
 
 class _Range(ctypes.Structure):
@@ -70,28 +70,28 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not(unified: Path | None, controllers: frozenset[str]) -> str:
-    """Say why memory can be pushed out nowhere now, or nothing where it can."""
+    """Return why memory cannot be pushed out now, or an empty string."""
     if not _bytes("/proc/meminfo", "SwapFree:"):
         return "this machine has no swap, or none that is free"
     by_group = unified is not None and "memory" in controllers
     if by_group or os.geteuid() == 0:
         return ""
-    return "it takes control groups of version 2 that count memory, or root"
+    return "this needs root, or control groups of version 2 with the memory controller"
 
 
 def counts_memory(group: Path) -> bool:
-    """Say whether a group knows what its processes take, and can push it out."""
+    """Return whether a group accounts memory and can reclaim it."""
     return (group / "memory.reclaim").exists()
 
 
 def push_out_some(group: Path) -> bool:
-    """Push some memory of a group out; say whether there may be more."""
+    """Reclaim some memory of a group; return whether there may be more."""
     try:
         with contextlib.suppress(FileNotFoundError):
             (group / "memory.swap.max").write_text("max")
         (group / "memory.reclaim").write_text(str(_STEP_BYTES))
     except OSError as exc:
-        # The kernel has looked at all there is, and found less than that.
+        # The kernel scanned the whole group and found less than that.
         if exc.errno != errno.EAGAIN:
             raise
         return False
@@ -101,21 +101,21 @@ def push_out_some(group: Path) -> bool:
 
 
 def forbid_swap(group: Path) -> None:
-    """Let a group whose memory is limited have no more swap: it would count beside the limit."""
+    """Forbid swap to a group with a memory limit: swap would be used beyond the limit."""
     with contextlib.suppress(FileNotFoundError):
         if (group / "memory.max").read_text().strip() != "max":
             (group / "memory.swap.max").write_text("0")
 
 
 def push_out(process: Identity) -> None:
-    """Push out what a process alone has of memory; fine if it has ended."""
+    """Push a process's private memory out; does nothing if it has ended."""
     try:
         descriptor = os.pidfd_open(process[0])
     except ProcessLookupError:
         return
     try:
         if is_alive(process):
-            for start, length in _private(process[0]):
+            for start, length in _private_ranges(process[0]):
                 _advise(descriptor, start, length)
     finally:
         os.close(descriptor)
@@ -129,7 +129,7 @@ def memory_of_group(group: Path) -> Memory:
 
 
 def memory_of(pids: Iterator[int]) -> Memory:
-    """Return where the memory of processes is, without what they share with others and cannot push out."""
+    """Return where the private memory of processes is; shared memory cannot be pushed out."""
     kept = swapped = 0
     for pid in pids:
         rollup = f"/proc/{pid}/smaps_rollup"
@@ -138,8 +138,8 @@ def memory_of(pids: Iterator[int]) -> Memory:
     return Memory(kept_bytes=kept, swapped_bytes=swapped)
 
 
-def _private(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a process's memory that are neither shared nor from a file."""
+def _private_ranges(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield the address ranges that are private and anonymous."""
     with contextlib.suppress(OSError):
         for line in read_whole(f"/proc/{pid}/maps").splitlines():
             addresses, rights, _offset, _device, inode, *name = line.split(maxsplit=5)
@@ -153,10 +153,10 @@ def _advise(descriptor: int, start: int, length: int) -> None:
     part = _Range(start, length)
     if _libc.syscall(_PROCESS_MADVISE, descriptor, ctypes.byref(part), 1, _MADV_PAGEOUT, 0) < 0:
         number = ctypes.get_errno()
-        if number not in _NO_MATTER:
+        if number not in _IGNORED_ERRORS:
             raise OSError(number, os.strerror(number))
 
 
 def _bytes(path: str, name: str) -> int:
-    """Return a field of such a file in bytes, 0 where there is none."""
+    """Return a field in kB of such a file in bytes, or 0 if it is missing."""
     return (read_field(path, name) or 0) * 1024

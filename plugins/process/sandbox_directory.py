@@ -1,6 +1,6 @@
 """Files of a process sandbox: directories, record, state, log.
 
-All functions block for a moment; call them from a thread.
+All functions block briefly; call them from a thread.
 """
 
 import contextlib
@@ -27,41 +27,42 @@ from .tree import MARK, Identity
 from .users import give
 
 OLD_DOOR: Final = "proxy"
-"""What the ways out of sandboxes are called that started before they had names of their own."""
+"""Name of the proxy socket in sandboxes of versions before each had its own."""
 
 SOCKET_PATH_MAX: Final = 107
-"""Bytes a unix socket's path may have; the kernel's limit."""
+"""The kernel's limit for the path of a Unix socket, in bytes."""
 
 _LEAVING = "leaving"
 _TEMP_PREFIX = "asvc-"
 _TEMP_NAME = re.compile(rf"{_TEMP_PREFIX}[0-9a-f]{{8}}")
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
-_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
-"""What a sandbox that ran before may have made of a directory of its own."""
+_REPLACED_ERRORS = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+"""Errors if an earlier run of the sandbox has replaced one of its directories."""
 _BLOCK = 65536
 _MAX_LINES = 50
-_NO_REMARK = re.compile(
+_NOISE = re.compile(
     r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b|Process exiting via atexit|Server terminated: SystemExit'
     r"|Application (startup failed|shutdown complete)|Waiting for application shutdown"
 )
-"""A request in an access log, or its beginning; and what an agent server says at each end."""
-_REST = " " * 8
-"""What goes before the rest of a line that was broken because it is long."""
+"""Log lines that say nothing about the end: requests of an access log, complete or not, and the
+agent server's usual last lines."""
+_CONTINUATION = " " * 8
+"""Indentation of the continuation of a wrapped line."""
 
 
 class OutboundNetwork(StrEnum):
-    """How a sandbox whose network is open reaches anything."""
+    """The outbound network of an open sandbox."""
 
     HOST = "host"
-    """It is in the machine's network."""
+    """It shares the host's network."""
     SLIRP = "slirp"
-    """slirp4netns carries what it sends out of a network namespace of its own."""
+    """It has a network namespace of its own, and slirp4netns forwards its traffic."""
     PROXY = "proxy"
-    """It has such a namespace, and the server's proxy is the only way out of it."""
+    """It has a network namespace of its own, and only the server's proxy leads out of it."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; written before anything is started. No secrets."""
+    """The sandbox as ordered; written before anything is started. Without secrets."""
 
     instance_id: str
     sandbox_id: str
@@ -74,22 +75,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     reaches: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     callback: str = ""
-    """Host and port at which it was told that the server is."""
+    """Host and port of the server that the sandbox was given."""
     limits: Limits = Limits()
     user: int = 0
-    """Who it is outside, and whose its files are; 0 for the server's user."""
+    """The user id outside, and the owner of its files; 0 for the server's user."""
     has_own_network: bool = False
-    """Whether it has a network of its own although that is open."""
+    """Whether an open sandbox has a network namespace of its own."""
     is_proxied: bool = False
-    """Whether the proxy is the only way out of that."""
+    """Whether the proxy is the only way out of that namespace."""
     door: str = OLD_DOOR
-    """What its way out is called, which nothing that runs inside is told."""
+    """Name of its proxy socket, which is kept secret from processes inside."""
     has_fixed_paths: bool = False
-    """Whether its workspace has a path inside that is the same in all sandboxes."""
+    """Whether its workspace is mounted at the path that is the same in all sandboxes."""
 
     @property
     def way_out(self) -> OutboundNetwork | None:
-        """How it gets out if its network is open, else None."""
+        """The outbound network if the sandbox is open, otherwise None."""
         if self.network is not Network.OPEN:
             return None
         if not self.has_own_network:
@@ -98,16 +99,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares_network(self) -> bool:
-        """Whether it is in the network of the machine."""
+        """Whether it shares the host's network."""
         return self.way_out is OutboundNetwork.HOST
 
     @property
     def has_proxy(self) -> bool:
-        """Whether its programs are sent to the proxy."""
+        """Whether its programs use the proxy."""
         return self.way_out in (None, OutboundNetwork.PROXY)
 
     def connected(self, way_out: OutboundNetwork, callback: str) -> "Record":
-        """Return the record for a start with that way out, if its network is open."""
+        """Return the record for a start with this outbound network, if the sandbox is open."""
         return msgspec.structs.replace(
             self,
             callback=callback,
@@ -118,17 +119,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command ended."""
+    """The exit of the command."""
 
     code: int | None
     reason: str
     at: float
     cause: str = ""
-    """A Cause, where a limit was one."""
+    """A Cause, if a limit ended it."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What the shim wrote about itself."""
+    """The shim's state file."""
 
     version: int
     boot: str
@@ -139,26 +140,26 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exit | None
     isolation: Isolation = Isolation.NONE
     sockets: dict[str, str] = {}
-    """Where ports are reached from outside, if not at their numbers."""
+    """Unix sockets of the ports, by name; empty if the ports are reached by number."""
     joined: tuple[str, ...] = ()
     """The control groups that limit it."""
     kills: int = 0
-    """How many of its processes were ended for want of memory."""
+    """The number of its processes that the OOM killer ended."""
     disk_bytes: int | None = None
-    """What its files took when they were last counted."""
+    """The size of its files at the last count."""
     started_by: str = ""
-    """`zygote`, or why it was started without one; empty where that was never possible."""
+    """`zygote`, or why it was started without one; empty if a zygote was never possible."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """That the sandbox is paused, or being paused; `kept` were stopped before."""
+    """The pause mark: the sandbox is paused or being paused; `kept` were stopped before."""
 
     is_done: bool
     kept: tuple[Identity, ...] = ()
     ends: bool = False
-    """Its processes are not stopped but ended."""
+    """Its processes are ended instead of stopped."""
     memory: Memory | None = None
-    """Where its memory was when it had been pushed out."""
+    """Where its memory was after it had been pushed out."""
 
 
 _record = msgspec.json.Decoder(Record)
@@ -167,7 +168,7 @@ _pause = msgspec.json.Decoder(Pause)
 
 
 class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
-    """The directory of one sandbox and what is in it."""
+    """The directory of one sandbox and its files."""
 
     directory: Path
 
@@ -178,7 +179,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workspace(self) -> Path:
-        """Where the agent works."""
+        """The agent's workspace."""
         return self.directory / "workspace"
 
     @property
@@ -188,27 +189,27 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agent(self) -> Path:
-        """The command's own directory, so that its files are not among the agent's."""
+        """The command's working directory, which keeps its files apart from the agent's."""
         return self.directory / "agent"
 
     @property
     def doors(self) -> Path:
-        """The sockets of this server that lead out, for a sandbox without another network."""
+        """The directory of the proxy sockets, for a sandbox without the host's network."""
         return self.directory / "doors"
 
     @property
     def checkpoints(self) -> Path:
-        """The copies of its files to which it can go back."""
+        """The sandbox's checkpoints."""
         return self.directory / "checkpoints"
 
     @property
     def log(self) -> Path:
-        """What the command wrote."""
+        """The output of the command."""
         return self.directory / "log"
 
     def exists(self) -> bool:
-        """Say whether there is such a directory; OSError if that cannot be found out."""
-        # The parent is looked at, too: an unmounted disk is not a removed sandbox.
+        """Return whether the directory exists; raises OSError if that cannot be determined."""
+        # Check the parent, too: a missing disk is not a removed sandbox.
         self.directory.parent.stat()
         try:
             self.directory.stat()
@@ -217,46 +218,46 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
     def make(self, record: Record) -> None:
-        """Write the record, unless it is there as it is, and make the directories."""
+        """Write the record if it has changed, and create the directories."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if record != self.read_record():
             self._write("record.json", record)
         for directory in (self.home, self.agent, self.workspace):
             directory.mkdir(mode=0o700, exist_ok=True)
-        # A sandbox that ran before may have put a link there, to where nobody wants a directory.
+        # An earlier run may have put a link there that leads outside of the workspace.
         working_dir = self.workspace / record.working_dir
-        if _real(working_dir).is_relative_to(_real(self.workspace)):
+        if _real_path(working_dir).is_relative_to(_real_path(self.workspace)):
             try:
                 working_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as exc:
-                if exc.errno not in _IN_THE_WAY:
+                if exc.errno not in _REPLACED_ERRORS:
                     raise
 
     def hand_over(self, record: Record) -> None:
-        """Make its files those of its user.
+        """Give its files to its user.
 
-        For root alone, and while nothing runs in the sandbox.
+        For root only, and while nothing runs in the sandbox.
         """
         user = record.user
         give((self.home, self.agent, self.workspace), user)
         working_dir = self.workspace / record.working_dir
-        # Made anew, it is the server's. What a sandbox put there instead is left alone.
-        expected = _real(self.workspace) / record.working_dir
-        if working_dir.is_dir() and _real(working_dir) == expected:
+        # A new directory belongs to the server. Anything else that a sandbox put there is skipped.
+        expected = _real_path(self.workspace) / record.working_dir
+        if working_dir.is_dir() and _real_path(working_dir) == expected:
             for path in (working_dir, *working_dir.parents):
                 if path.is_relative_to(self.workspace) and path.lstat().st_uid != user:
                     os.chown(path, user, user, follow_symlinks=False)
 
     def read_record(self) -> Record | None:
-        """Return the record, or None if there is none that can be read."""
+        """Return the record, or None if it is missing or unreadable."""
         return self._read("record.json", _record)
 
     def read_state(self) -> State | None:
-        """Return what the shim wrote, or None if it has not yet."""
+        """Return the shim's state, or None if it has not written one yet."""
         return self._read("state.json", _state)
 
     def read_pause(self) -> Pause | None:
-        """Return the pause mark, or None if the sandbox is to run."""
+        """Return the pause mark, or None if the sandbox should run."""
         return self._read("pause.json", _pause)
 
     def write_pause(self, pause: Pause) -> None:
@@ -264,11 +265,11 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         self._write("pause.json", pause)
 
     def clear_pause(self) -> None:
-        """Take the pause mark away."""
+        """Remove the pause mark."""
         (self.directory / "pause.json").unlink(missing_ok=True)
 
     def forget_run(self, *, was_stopped: bool) -> None:
-        """Forget a run that has ended, so that there can be another; until then it is as stopped."""
+        """Discard the state of an ended run; a stopped sandbox stays marked as stopped."""
         if was_stopped:
             self.write_pause(Pause(is_done=True, ends=True))
         else:
@@ -276,9 +277,9 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         (self.directory / "state.json").unlink(missing_ok=True)
 
     def make_control_token(self) -> str:
-        """Return what whoever asks the shim for a command has to show, and make it if need be.
+        """Return the token that authorizes commands to the shim; create it on first use.
 
-        It stays the same: a shim may run already that has not written its state yet.
+        It stays the same: a shim that has not written its state yet may use it already.
         """
         if token := self.read_control_token():
             return token
@@ -287,38 +288,38 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return token
 
     def read_control_token(self) -> str:
-        """Return what `make_control_token` made; empty for a sandbox of a version without it."""
+        """Return the control token, or "" for a sandbox of a version without one."""
         with contextlib.suppress(FileNotFoundError):
             return read_whole(f"{self.directory}/control-token").decode()
         return ""
 
     def last_line(self) -> str:
-        """Return the last line of output that says something, shortened.
+        """Return the last significant line of output, shortened.
 
-        What an agent server notes of each request, and last of all, says nothing of why it ended.
+        Access log lines and the agent server's usual last lines are skipped.
         """
-        # What cannot be read for a remark must not keep a sandbox from being looked at.
+        # An unreadable log must not make an inspection fail.
         with contextlib.suppress(OSError):
-            return _last_remark([line.text for line in LogFile(self.log).tail(_MAX_LINES)])[:300]
+            return _last_message([line.text for line in LogFile(self.log).tail(_MAX_LINES)])[:300]
         return ""
 
     def shim_error(self) -> str:
-        """Return what the shim said when it failed."""
+        """Return the shim's error output."""
         with contextlib.suppress(OSError):
             return (self.directory / "shim.log").read_text(errors="replace")[-2000:].strip()
         return ""
 
     def is_to_go(self) -> bool:
-        """Say whether its files are about to be removed."""
+        """Return whether its files are about to be removed."""
         return (self.directory / _LEAVING).exists()
 
     def leave(self) -> None:
-        """Note that it is about to be removed, so that nobody takes the rest of its files for all."""
+        """Mark it as about to be removed, so that nobody copies the remaining files."""
         with contextlib.suppress(FileNotFoundError):
             (self.directory / _LEAVING).touch(mode=0o600)
 
     def remove(self) -> None:
-        """Remove the directory and all in it; fine if it does not exist."""
+        """Remove the directory recursively; does nothing if it does not exist."""
         self.leave()
         remove_directory(self.directory)
 
@@ -333,7 +334,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFile:
-    """Reads the log a shim writes; knows how far it has read."""
+    """Reads the log of a shim and remembers its position."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -341,7 +342,7 @@ class LogFile:
         self._offset = 0
 
     def tail(self, count: int) -> list[LogLine]:
-        """Return the last lines, oldest first, and go on from there."""
+        """Return the last lines, oldest first; `more` continues from there."""
         data = b""
         for path in (self.path, self.path.with_suffix(".1")):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -356,10 +357,10 @@ class LogFile:
         data = b""
         for path in (self.path.with_suffix(".1"), self.path):
             with contextlib.suppress(FileNotFoundError):
-                data += self._rest(path)
+                data += self._new_bytes(path)
         return _lines(data)
 
-    def _rest(self, path: Path) -> bytes:
+    def _new_bytes(self, path: Path) -> bytes:
         with path.open("rb") as file:
             inode = path.stat().st_ino
             if path != self.path and inode != self._inode:
@@ -374,59 +375,60 @@ class LogFile:
 
 
 def find_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
-    """Return where a sandbox of that id is or would be, or None if no id looks like that."""
+    """Return the directory of a sandbox, existing or not; None if the id is invalid."""
     if not is_sandbox_id(sandbox_id):
         return None
     return SandboxDirectory(directory=state_dir / sandbox_id)
 
 
 def require_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory:
-    """Return where a sandbox of that id is or would be; raises OrderRejected if no id looks like that."""
+    """Return the directory of a sandbox, existing or not; OrderRejected if the id is invalid."""
     if (folder := find_folder(state_dir, sandbox_id)) is None:
         raise OrderRejected(f"The id {sandbox_id!r} cannot name a directory")
     return folder
 
 
 def list_folders(state_dir: Path, instance_id: str) -> Iterator[tuple[SandboxDirectory, datetime]]:
-    """Yield the sandboxes in a directory that are this instance's, and when they were made."""
+    """Yield this instance's sandboxes in a directory, with their creation times."""
     for directory in state_dir.iterdir():
         folder = find_folder(state_dir, directory.name)
         if folder is None:
             continue
         record = folder.read_record()
         if record is None:
-            with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                 yield folder, datetime.fromtimestamp(directory.stat().st_mtime, UTC)
         elif record.instance_id == instance_id:
             yield folder, record.created_at
 
 
 def mark_of(instance_id: str, sandbox_id: str) -> str:
-    """Return the mark all processes and the temporary directory of a sandbox carry."""
+    """Return the mark of a sandbox's processes and temporary directory."""
     return f"{instance_id}/{sandbox_id}"
 
 
 def temp_root(configured: str) -> Path:
-    """Return where temporary directories go: short enough for the sockets made in them."""
+    """Return the parent of temporary directories, short enough for the sockets in them."""
     root = Path(configured or tempfile.gettempdir()).resolve()
     longest = len(str(root / _TEMP_PREFIX)) + 8 + len(_LONGEST_SOCKET)
     return root if longest <= SOCKET_PATH_MAX else Path("/tmp")  # noqa: S108  # mode 0700 below
 
 
 def new_temp_name(root: Path) -> str:
-    """Return a path for a temporary directory that does not exist yet."""
+    """Return a new path for a temporary directory."""
     return str(root / f"{_TEMP_PREFIX}{secrets.token_hex(4)}")
 
 
 def is_temp_name(path: Path) -> bool:
-    """Whether a path may be that of a temporary directory of ours, wherever it was made."""
+    """Return whether a path has the name of our temporary directories, in any parent."""
     return path.is_absolute() and _TEMP_NAME.fullmatch(path.name) is not None
 
 
 def make_temp(path: str, mark: str, user: int = 0) -> Path:
-    """Make a temporary directory that says whose it is; fine if it is there.
+    """Create a temporary directory with the sandbox's mark; does nothing if it exists.
 
-    With a user, what is in it is that user's; only root may say so. Returns the part that is the sandbox's own; the rest is out of the way of its file names.
+    As root, `user` becomes the owner of its inner directory. Returns that inner directory, which is
+    the sandbox's own; the outer one holds names that must not clash with its files.
     """
     top = Path(path)
     top.mkdir(mode=0o700, exist_ok=True)
@@ -442,12 +444,12 @@ def make_temp(path: str, mark: str, user: int = 0) -> Path:
 
 
 def temp_mark(path: Path) -> str | None:
-    """Return whose a temporary directory is; empty if not yet known, None if none of ours."""
+    """Return the mark of a temporary directory; empty if not set yet, None if it is not ours."""
     try:
         info = path.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             return None
-        # A sandbox can write here: what is not text is a mark of nobody, and must not raise.
+        # A sandbox can write here: binary data is no known mark, and must not raise.
         return (path / MARK).read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return "" if path.is_dir() else None
@@ -456,14 +458,14 @@ def temp_mark(path: Path) -> str | None:
 
 
 def list_temps(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the temporary directories of any sandbox and whose they are."""
+    """Yield the temporary directories of all sandboxes with their marks."""
     for path in root.glob(f"{_TEMP_PREFIX}*"):
         if mark := temp_mark(path):
             yield path, mark
 
 
 def remove_temps(mark: str, root: Path, known: str) -> None:
-    """Remove the temporary directories of a sandbox, also a known one that has no mark yet."""
+    """Remove a sandbox's temporary directories, including a known one without a mark."""
     found = [path for path, owner in list_temps(root) if owner == mark]
     if known and temp_mark(Path(known)) in (mark, ""):
         found.append(Path(known))
@@ -472,23 +474,23 @@ def remove_temps(mark: str, root: Path, known: str) -> None:
 
 
 def new_record(instance_id: str, order: Order, root: Path) -> Record:
-    """Return the record of a sandbox that is about to be made, with its temporary directory in `root`."""
+    """Return the record of a new sandbox, with a temporary directory in `root`."""
     temp = new_temp_name(root)
     return copy_to(Record, order, instance_id=instance_id, created_at=now(), temp=temp)
 
 
-def _real(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     # `resolve` raises RuntimeError for a link to itself.
     return Path(os.path.realpath(path))
 
 
-def _last_remark(lines: list[str]) -> str:
+def _last_message(lines: list[str]) -> str:
     found, is_noise = "", True
     for line in lines:
         if not line.strip():
             continue
-        if not line.startswith(_REST):
-            is_noise = _NO_REMARK.search(line) is not None
+        if not line.startswith(_CONTINUATION):
+            is_noise = _NOISE.search(line) is not None
         found = found if is_noise else line
     return found.strip()
 

@@ -1,10 +1,10 @@
-"""The system calls that nothing in a sandbox may make, as a filter the kernel runs.
+"""The seccomp filter of sandboxes: the system calls that nothing in a sandbox may make.
 
-What an agent never needs and what attackers of kernels like: the kernel's keyring, bpf, mounts,
-new namespaces, modules, other ways to look into the kernel. Everything else is allowed, also
-ptrace: a sandbox sees no processes but its own, and debuggers need it. New namespaces are refused
-although browsers could use them for a sandbox of their own, since most vulnerabilities of recent kernels
-begin with one. Pure.
+It refuses what an agent never needs and kernel exploits use: the kernel's keyring, bpf, mounts, new
+namespaces, modules, and other ways to look into the kernel. Everything else is allowed, including
+ptrace: a sandbox sees only its own processes, and debuggers need it. New namespaces are refused
+although browsers could use them for their own sandbox, because most vulnerabilities of recent
+kernels begin with one. Pure.
 """
 
 import errno
@@ -28,50 +28,51 @@ _KILL: Final = 0x80000000
 _NUMBER: Final = 0
 _ARCHITECTURE: Final = 4
 _ARGUMENTS: Final = 16
-"""Where things are in what the filter is given; of each argument the lower half is first."""
+"""Offsets in the filter's input; the lower half of each argument comes first."""
 
 _X32: Final = 0x40000000
 _NEW_NAMESPACES: Final = 0x7E020000
-"""Every flag of clone that makes a namespace."""
+"""Every flag of clone that creates a namespace."""
 _TASK_NAMESPACES: Final = 0x30020000
-"""The flags of setns for the user, pid and mount namespace, which only a pidfd can have together."""
+"""The flags of setns for the user, pid and mount namespace; only a pidfd accepts all of them at
+once."""
 _KIND_OF_CALL: Final = 0xFF00
 _NAMESPACE_CALLS: Final = 0xB700
-"""What ioctl asks of one namespace, such as which is next to it, or around it."""
+"""The ioctl requests about a namespace, such as its parent or owner."""
 _PTRACE_ATTACH: Final = (16, 0x4206)
-"""Both ways to trace a process that did not ask for it."""
+"""The two ptrace requests that attach to another process."""
 _FAMILIES: Final = (1, 2, 10, 16)
-"""Unix, IPv4, IPv6 and netlink, which resolvers of names use."""
+"""Unix, IPv4, IPv6 and netlink, which DNS resolvers use."""
 _TERMINAL_INPUT: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which type into somebody's terminal."""
+"""TIOCSTI and TIOCLINUX, which type into another process's terminal."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is peculiar to one kind of processor."""
+    """The system call numbers of one processor architecture."""
 
     audit: int
     calls: Mapping[str, int]
-    """The numbers of calls that are refused with some arguments, or to some processes."""
+    """Calls that are refused with some arguments, or to some processes."""
     refused: Mapping[str, int]
-    """The numbers of those that are refused to everybody."""
+    """Calls that are always refused."""
     has_x32: bool = False
 
 
 _CALLS: Final = {
     "clone": (56, 220),
-    # It takes room on the disk in no time, faster than a limit of disk is looked at.
+    # It allocates disk space faster than the disk limit is checked.
     "fallocate": (285, 47),
     "ioctl": (16, 29),
-    # It may set limits of another process of the same user, also one that the kernel kills it for.
+    # It may set limits of another process of the same user, even one that makes the kernel kill it.
     "prlimit": (302, 261),
-    # Reading and writing the memory of another process.
+    # They read and write the memory of another process.
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
     "setns": (308, 268),
     "socket": (41, 198),
 }
-"""Numbers of calls on x86_64 and on aarch64."""
+"""System call numbers on x86_64 and on aarch64."""
 
 _REFUSED: Final = {
     "_sysctl": (156, None),
@@ -114,7 +115,7 @@ _REFUSED: Final = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-"""The same; None for what aarch64 does not have."""
+"""The same; None if aarch64 does not have the call."""
 
 _EVERYWHERE: Final = {
     "open_tree": 428,
@@ -134,8 +135,8 @@ _ABSENT: Final = {
     "io_uring_register": 427,
     "clone3": 435,
 }
-"""What looks as if the kernel did not have it, so that libraries take the older way; the flags of
-clone3 cannot be seen by a filter."""
+"""Calls that fail as if the kernel did not have them, so that libraries use the older ones; a
+filter cannot see the flags of clone3."""
 
 _PIDFD_OPEN: Final = 434
 _PIDFD_GETFD: Final = 438
@@ -155,14 +156,15 @@ MACHINES: Final = {
     "x86_64": _machine(0, 0xC000003E, has_x32=True),
     "aarch64": _machine(1, 0xC00000B7),
 }
-"""By the name `uname -m` gives."""
+"""By machine name as in `uname -m`."""
 
 
 def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = False) -> bytes | None:
-    """Return the filter for a kind of processor, or None for one that is not known.
+    """Return the filter for an architecture, or None if it is unknown.
 
-    What may join sandboxes joins one that it was handed, as a whole or `in_parts`, and can neither find
-    another by that or by the number of a process, nor reach into a process or limit one.
+    With `may_join`, the process may join a sandbox whose namespace descriptors it was given, all at
+    once or `in_parts`. It cannot find others by those descriptors or by pid, nor access or limit
+    another process.
     """
     kind = MACHINES.get(machine)
     if kind is None:
@@ -181,7 +183,7 @@ def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = Fal
     if kind.has_x32:
         parts += [_step(_IF_AT_LEAST, _X32, no=1), _fail(errno.ENOSYS)]
     parts += _answers(refused, errno.EPERM)
-    # Libraries write zeros instead, as where a file system does not have it.
+    # Libraries then write zeros, as on file systems without it.
     parts += _answers((calls["fallocate"],), errno.EOPNOTSUPP)
     parts += _answers(absent, errno.ENOSYS)
     if may_join and not in_parts:
@@ -209,7 +211,7 @@ def _answers(values: Iterable[int], number: int) -> list[bytes]:
 
 
 def _when(call: int, argument: int, steps: list[bytes]) -> list[bytes]:
-    """Return steps that look at one argument of one call, and allow it unless they end before."""
+    """Return steps that check one argument of one call, then allow the call."""
     inner = [_step(_LOAD, _ARGUMENTS + 8 * argument), *steps, _step(_RETURN, _ALLOW)]
     return [_step(_IF_EQUAL, call, no=len(inner)), *inner]
 

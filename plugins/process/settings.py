@@ -11,7 +11,7 @@ type Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class OpenNetwork(StrEnum):
-    """What `network = "open"` means for a sandbox that bubblewrap holds."""
+    """The network of a sandbox in bubblewrap whose spec says `network = "open"`."""
 
     OWN = "own"
     HOST = "host"
@@ -21,55 +21,58 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The `[backends.process]` table."""
 
     path: str = ""
-    """PATH in a sandbox; empty for the server's own, without the server's virtual environment."""
+    """PATH in a sandbox; empty for the server's PATH without the server's virtual environment."""
     pass_env: tuple[str, ...] = ()
-    """Names of variables of the server's environment that sandboxes see, too, such as proxies."""
+    """Names of the server's environment variables that sandboxes get, too, such as proxies."""
     temp_dir: str = ""
-    """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
+    """Parent of the sandboxes' temporary directories; a short path. Empty for the system's."""
     use_bubblewrap: bool = True
-    """Whether bubblewrap holds sandboxes where it works."""
+    """Whether to isolate sandboxes with bubblewrap if it works."""
     uids: str = "1900000000-1900065535"
-    """Of which numbers each sandbox that bubblewrap holds for root gets one, as its user outside;
-    nobody else may have them. Empty to run them as root there."""
+    """Range of user ids if the server is root and uses bubblewrap: each sandbox runs as one of them
+    outside. Nothing else on the machine may use these ids. Empty to run sandboxes as root there."""
     network: OpenNetwork = OpenNetwork.OWN
-    """What a sandbox that bubblewrap holds has where its spec says `open`: a network namespace of its
-    `own`, with the rest of the world beyond it, or that of the `host` with all that listens there. In the
-    latter, other sandboxes can take its work ports, though not the port of its agent server."""
+    """The network of a sandbox in bubblewrap whose spec says `open`: `own`, a network namespace
+    that reaches the rest of the world, or `host`, the machine's network with all that listens
+    there. With `host`, other sandboxes can take its work ports, though not the port of its agent
+    server."""
     use_landlock: bool = True
-    """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
+    """Whether to confine sandboxes with Landlock if bubblewrap is not used and the kernel supports
+    it."""
     readable: tuple[str, ...] = ()
-    """Directories that held sandboxes may read besides the system and the server's Python."""
+    """Directories that isolated sandboxes may read besides the system and the server's Python."""
     use_overlayfs: bool = True
-    """Whether sandboxes that begin with a prepared environment lie over its files, where the kernel lets
-    the server mount that. Elsewhere each has a copy."""
+    """Whether sandboxes mount their prepared environment with overlayfs, if the server may do that.
+    Otherwise each gets a copy."""
     use_cgroups: bool = True
-    """Whether to use control groups where they can be used. Without them signals pause sandboxes,
+    """Whether to use control groups if possible. Without them, sandboxes are paused with signals,
     and of the limits only `disk_bytes` and `open_files` are enforced."""
     zygote: bool = True
-    """Whether agent servers are forks of a process that has loaded one, instead of loading it each.
-    There is none where it could not be kept from the server's files and processes."""
+    """Whether agent servers are forked from a process that has loaded one, instead of each loading
+    it. There is no such process if it could not be isolated from the server's files and
+    processes."""
     zygote_delay_seconds: Positive = 5.0
-    """How long after the server that process is started, unless a sandbox asks for it before."""
+    """How long after the server that process is started, unless a sandbox needs it earlier."""
     zygote_seconds: Positive = 30.0
-    """How long a sandbox waits for that process to have loaded before it is started without it. Only one
-    is; others wait until it has loaded, and at most three times as long"""
+    """How long a sandbox waits for that process to load before it starts without it. Only one does;
+    the others wait until it is loaded, but at most three times as long."""
     zygote_idle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """After how long without a start that process ends, which frees its memory; the next start loads
+    """How long that process may be idle before it ends and frees its memory; the next start loads
     another one and takes some seconds longer. 0 to keep it."""
     zygote_bytes: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
-    """How much memory that process may take; one that takes more is replaced."""
+    """Memory limit of that process; it is replaced if it takes more."""
     log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024
     """How much of a sandbox's output is kept."""
     launch_seconds: Positive = 20.0
-    """How long the start of the process that holds a sandbox may take."""
+    """Timeout for the start of the process that holds a sandbox."""
     connect_seconds: Positive = 0.5
-    """How long one attempt to reach a port may take."""
+    """Timeout of one attempt to connect to a port."""
     pause_seconds: Positive = 10.0
-    """How long the processes of a sandbox may take to stop for a pause."""
+    """Timeout for the processes of a sandbox to stop for a pause."""
     stop_seconds: Annotated[float, msgspec.Meta(ge=0)] = 3.0
-    """How long a sandbox that is deleted has to end by itself."""
+    """Grace period for a sandbox that is stopped or deleted to end by itself."""
     kill_seconds: Positive = 20.0
-    """How long the kernel may take to end what is killed."""
+    """Timeout for the kernel to end killed processes."""
 
     def __post_init__(self) -> None:
         users.parse(self.uids)

@@ -1,4 +1,4 @@
-"""The built-in spec of the process backend, and checks of configured ones."""
+"""The built-in spec of the process backend, and validation of specs."""
 
 import importlib.metadata
 import itertools
@@ -10,16 +10,17 @@ from agentsvc.base import OrderRejected
 from agentsvc.plugin import Order, Port, Spec, check_hosts, fill
 
 ZYGOTE: Final = "zygote"
-"""The option of a spec that is false where its agent server is not to be a fork of another process."""
+"""The option of a spec that is false if its agent server must not be forked from the zygote."""
 
 AGENT_SERVER: Final = "openhands.agent_server"
-"""The module that is the agent server."""
+"""The module of the agent server."""
 
 GUEST: Final = "agentsvc.guest"
-"""What an agent server imports that listens on a socket which it is passed."""
+"""The module that makes an agent server listen on a socket that it inherits."""
 
 _OLD_GUEST: Final = "agentsvc.backends.guest"
-"""Its name before 0.2, which configured specs and sandboxes from before have for one more release."""
+"""Its name before 0.2; supported in configured specs and existing sandboxes for one more
+release."""
 
 _HOST: Final = "127.0.0.1"
 
@@ -34,11 +35,11 @@ DEFAULT_SPEC: Final = Spec(
         *("--port", "{port.agent}"),
     ),
     env={
-        # Without it a start without internet is slow and may die at import.
+        # Without it, a start without internet is slow and may fail at import.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "OPENHANDS_SUPPRESS_BANNER": "1",
         "OH_ENABLE_VSCODE": "false",
-        # It would load a browser at each start, and complain where there is none.
+        # It would load a browser at each start, and complain if there is none.
         "OH_PRELOAD_TOOLS": "false",
         "WORKER_1": "{port.worker_1}",
         "WORKER_2": "{port.worker_2}",
@@ -53,7 +54,7 @@ DEFAULT_SPEC: Final = Spec(
 
 
 def current(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command with today's name of what the agent server imports first."""
+    """Return the command with the old name of `GUEST` replaced."""
     return tuple(
         ",".join(GUEST if name == _OLD_GUEST else name for name in part.split(","))
         if before == "--import-modules"
@@ -63,9 +64,9 @@ def current(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def passed_port(command: Sequence[str]) -> str:
-    """Return the name of the port whose socket the command is to be passed; empty for none.
+    """Return the name of the port whose socket the command inherits; empty if none.
 
-    It is the one that is to be listened at by an agent server that takes one.
+    It is the port of an agent server that imports `GUEST`.
     """
     options = dict(itertools.pairwise(current(command)))
     port = options.get("--port", "")
@@ -75,7 +76,7 @@ def passed_port(command: Sequence[str]) -> str:
 
 
 def agent_version() -> str:
-    """Return the version of the agent server that is installed here, or nothing."""
+    """Return the version of the installed agent server, or an empty string."""
     try:
         return importlib.metadata.version("openhands-agent-server")
     except importlib.metadata.PackageNotFoundError:
@@ -83,7 +84,7 @@ def agent_version() -> str:
 
 
 def check(asked: Spec | Order) -> None:
-    """Raise OrderRejected for images, limits, options and directories elsewhere."""
+    """Raise OrderRejected for unsupported images, options, hosts and directories."""
     if asked.command is None or not asked.command:
         raise OrderRejected("A process sandbox needs a command")
     if asked.image:

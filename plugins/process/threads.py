@@ -1,4 +1,4 @@
-"""Blocking work of the process backend, done in threads, and what its failures mean."""
+"""Blocking work of the process backend: runs it in threads and translates its errors."""
 
 import asyncio
 import errno
@@ -12,13 +12,13 @@ from agentsvc.plugin import finish as complete
 FULL: Final = frozenset(
     {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 )
-"""What the system says when it has no room now and may have some later."""
+"""Errors that mean no room now, and possibly room later."""
 
 _POLL_SECONDS: Final = 0.02
 
 
 async def reach[T](work: Callable[[], T]) -> T:
-    """Do blocking work in a thread; what the file system refuses is a control plane away."""
+    """Run blocking work in a thread; translate OSError to a domain error."""
     try:
         return await asyncio.to_thread(work)
     except OSError as exc:
@@ -26,7 +26,7 @@ async def reach[T](work: Callable[[], T]) -> T:
 
 
 def to_error(exc: OSError) -> AgentsvcError:
-    """Return what it means that the system refuses something."""
+    """Return the domain error for an error of the operating system."""
     if exc.errno in FULL:
         text = f"This machine is full: {os.strerror(exc.errno or 0)}"
         return CapacityExceeded(text, detail=str(exc))
@@ -35,12 +35,12 @@ def to_error(exc: OSError) -> AgentsvcError:
 
 
 async def finish[T](work: Callable[[], T]) -> T:
-    """Do blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
+    """Run blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
     return await complete(reach(work))
 
 
 async def until_none(remain: Callable[[], bool], time_limit: float) -> bool:
-    """Wait until nothing remains; say whether that came true in time."""
+    """Poll until `remain` returns False; return whether that happened in time."""
     deadline = monotonic() + time_limit
     while await reach(remain):
         if monotonic() > deadline:

@@ -1,9 +1,8 @@
-"""Every process of one sandbox: found, stopped, continued and ended together.
+"""All processes of one sandbox: finds, stops, continues and ends them together.
 
-A sandbox's processes are those in its control group, those that carry its mark in their
-environment, and everything that descends from them. No single one of these finds all: a process
-may change its group, session, parent or environment. All functions block for a moment; call them
-from a thread.
+A sandbox's processes are those in its control group, those with its mark in their environment, and
+all descendants of these. None of the three finds all: a process may change its group, session,
+parent or environment. All functions block briefly; call them from a thread.
 """
 
 import contextlib
@@ -23,21 +22,22 @@ from . import cgroup
 from .files import read_whole, stat_of
 
 MARK: Final = "AGENTSVC_SANDBOX"
-"""The environment variable that says to which sandbox a process belongs."""
+"""The environment variable that names the sandbox of a process."""
 
 _ENVIRON_MAX: Final = 6 * 1024 * 1024
-"""The kernel starts nothing with more; a process may then say that all of its memory is that."""
+"""The kernel starts no process with a larger environment; a process may later declare all of its
+memory to be it."""
 _POLL_SECONDS = 0.001
 _FREEZE_SECONDS = 0.5
 _ENDED = ("Z", "X")
 _STOPPED = ("T", "t")
 
 type Identity = tuple[int, int]
-"""A pid and when the process started; a pid alone may be somebody else's by now."""
+"""A pid and the start time of the process; the pid alone may be reused."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the process table."""
+    """One entry of the process table."""
 
     pid: int
     parent: int
@@ -46,26 +46,26 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     state: str
     cpu_ticks: int
-    """Its own time and that of the children it has waited for."""
+    """CPU time of the process and of the children it has waited for."""
     start: int
 
     @property
     def identity(self) -> Identity:
-        """What tells this process from a later one with its pid."""
+        """Identity that tells the process from a later one with its pid."""
         return self.pid, self.start
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """How the processes of one sandbox are found."""
+    """The properties by which the processes of one sandbox are found."""
 
     mark: str
     root: Identity | None = None
     group: Path | None = None
     users: Container[int] | None = None
-    """Who its processes may be besides the server's user; None if nobody can say."""
+    """The user ids its processes may have besides the server's; None if unknown."""
 
     def members(self) -> list[Process]:
-        """Return all that have not ended, parents before their children."""
+        """Return all living processes, parents before their children."""
         table = snapshot()
         seeds = {pid for pid in table if self.mark in marks(pid) and self._may_own(pid)}
         if self.group is not None:
@@ -75,22 +75,22 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
         return _with_descendants(table, seeds - {os.getpid()})
 
     def descendants(self) -> list[Process]:
-        """Return the root and what has come of it, without a look at what others say of themselves."""
+        """Return the root and its descendants, ignoring marks and control groups."""
         table = snapshot()
         root = table.get(self.root[0]) if self.root is not None else None
         return _with_descendants(table, [root.pid] if root and root.identity == self.root else [])
 
     def stop(self, time_limit: float) -> None:
-        """Stop every member and wait until each is; raises TimeoutError if one will not.
+        """Stop every member and wait until each is stopped; raises TimeoutError if one does not.
 
-        From the top down and one after another, so that no shell sees its job stop and takes
-        it for its own business; repeated until nothing new has appeared.
+        Works from the top down, one process after the other, so that no shell sees its job stop and
+        reacts to it; repeats until no new process appears.
         """
         deadline = monotonic() + time_limit
         if self.group is not None:
             cgroup.freeze(self.group, time_limit)
         while True:
-            members = self._outside()
+            members = self._outside_group()
             for process in members:
                 if process.state not in _STOPPED:
                     send(process, signal.SIGSTOP)
@@ -100,8 +100,8 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
                 return
 
     def resume(self, keep: Collection[Identity]) -> None:
-        """Continue every member from the bottom up, but for those that are to stay stopped."""
-        for process in reversed(self._outside()):
+        """Continue every member, children first, except those to keep stopped."""
+        for process in reversed(self._outside_group()):
             if process.identity not in keep:
                 send(process, signal.SIGCONT)
         if self.group is not None:
@@ -109,27 +109,27 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
     def stopped(self) -> list[Identity]:
         """Return the members that are stopped by a signal."""
-        return [item.identity for item in self._outside() if item.state in _STOPPED]
+        return [item.identity for item in self._outside_group() if item.state in _STOPPED]
 
     def others(self) -> list[Process]:
         """Return the members without the root."""
         return [item for item in self.members() if item.identity != self.root]
 
     def terminate(self) -> bool:
-        """Ask every member but the root to end; return whether there was one."""
+        """Send SIGTERM to every member but the root; return whether there was one."""
         told = self.others()
         for process in told:
             send(process, signal.SIGTERM)
         return bool(told)
 
     def kill(self) -> bool:
-        """Kill every member but the root; return whether there still was any.
+        """Kill every member but the root; return whether any process was left.
 
-        The root ends by itself when it has reaped all the others, and not before: as long as it
-        lives, something may be left that changes its pid too fast to be seen.
+        The root ends by itself when it has reaped all others, and not before: as long as it lives,
+        there may be a process that changes its pid too fast to be found.
         """
         if self.group is not None:
-            with contextlib.suppress(OSError):  # which TimeoutError is, too
+            with contextlib.suppress(OSError):  # includes TimeoutError
                 cgroup.freeze(self.group, _FREEZE_SECONDS)
         members = self.members()
         others = [item for item in members if item.identity != self.root]
@@ -149,8 +149,8 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     def _root_pid(self) -> int:
         return self.root[0] if self.root is not None and is_alive(self.root) else 0
 
-    def _outside(self) -> list[Process]:
-        # What the freezer holds needs no signal, and would be disturbed by one.
+    def _outside_group(self) -> list[Process]:
+        # Processes in the freezer need no signal, and would be disturbed by one.
         inside = set(cgroup.pids(self.group)) if self.group is not None else set()
         return [item for item in self.members() if item.pid not in inside]
 
@@ -173,13 +173,13 @@ def look_up(pid: int) -> Process | None:
 
 
 def is_alive(identity: Identity) -> bool:
-    """Say whether that very process has not ended; a zombie has."""
+    """Return whether exactly this process is alive; a zombie is not."""
     process = look_up(identity[0])
     return process is not None and process.identity == identity and process.state not in _ENDED
 
 
 def is_stopped(identity: Identity) -> bool:
-    """Say whether that very process is stopped by a signal."""
+    """Return whether exactly this process is stopped by a signal."""
     process = look_up(identity[0])
     return process is not None and process.identity == identity and process.state in _STOPPED
 
@@ -191,7 +191,7 @@ def snapshot() -> dict[int, Process]:
 
 
 def marks(pid: int) -> tuple[str, ...]:
-    """Return the sandboxes a process says it belongs to: one, or none."""
+    """Return the mark in a process's environment, if any."""
     try:
         environ = b"\0" + read_whole(f"/proc/{pid}/environ", _ENVIRON_MAX)
     except OSError:
@@ -201,28 +201,28 @@ def marks(pid: int) -> tuple[str, ...]:
 
 
 def may_own(pid: int, users: Container[int]) -> bool:
-    """Say whether a process is the server's user, or one of these.
+    """Return whether a process belongs to the server's user or to one of `users`.
 
-    Whoever may read the process table can take a mark from there.
+    Anyone who can read the process table can copy a mark from it.
     """
     user = _user_of(pid)
     return user is not None and (user == os.geteuid() or user in users)
 
 
 def _user_of(pid: int) -> int | None:
-    # Not who owns its files in `/proc`: a process can see to it that these are root's.
+    # Not the owner of its files in `/proc`: a process can make root the owner of these.
     with contextlib.suppress(OSError):
         return int(read_whole(f"/proc/{pid}/status").partition(b"\nUid:")[2].split()[0])
     return None
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Send a signal to that very process; fine if it has ended."""
+    """Send a signal to exactly this process; does nothing if it has ended."""
     send_to(process.identity, number)
 
 
 def send_to(identity: Identity, number: signal.Signals) -> None:
-    """Send a signal to the process of that identity; fine if it has ended."""
+    """Send a signal to the process of that identity; does nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(identity[0])
         try:
@@ -233,8 +233,8 @@ def send_to(identity: Identity, number: signal.Signals) -> None:
 
 
 def _send_to_jobs(members: Collection[Process], number: signal.Signals) -> None:
-    # The kernel sends to all of a process group at once, also to one that is just being forked.
-    # Ours is left alone, whatever a process of ours may have been marked with.
+    # The kernel signals all of a process group at once, even a process that is just being forked.
+    # Our own session is skipped, whatever marks its processes may carry.
     own = os.getsid(0)
     for process in members:
         if process.session not in (0, own) and is_alive(process.identity):
@@ -243,7 +243,7 @@ def _send_to_jobs(members: Collection[Process], number: signal.Signals) -> None:
 
 
 def reap(identity: Identity) -> None:
-    """Collect that very process if it is our own ended child; fine if it is not."""
+    """Reap exactly this process if it is our own ended child; otherwise do nothing."""
     process = look_up(identity[0])
     if process is not None and process.identity == identity:
         with contextlib.suppress(ChildProcessError):
@@ -252,10 +252,10 @@ def reap(identity: Identity) -> None:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what tells this run of the machine from others, in which pids mean others.
+    """Return the id of this boot of the machine; pids are only comparable within one boot.
 
-    Nothing does on a machine that does not say. Raises OSError if it cannot be read now, and asks
-    again the next time.
+    Returns "" on a machine without one. Raises OSError if it cannot be read now, and retries at the
+    next call.
     """
     try:
         return read_whole("/proc/sys/kernel/random/boot_id").decode().strip()
@@ -274,7 +274,7 @@ def _with_descendants(table: dict[int, Process], seeds: Collection[int]) -> list
 
 
 def _reachable(starts: Collection[int], children: dict[int, list[int]]) -> list[int]:
-    # Breadth first: whoever is found comes after the one through whom it was found.
+    # Breadth first: each process comes after its parent.
     found = dict.fromkeys(starts)
     queue = list(found)
     for pid in queue:

@@ -1,7 +1,7 @@
-"""The way out of a sandbox that has a network of its own and may connect to anywhere but this machine.
+"""The uplink of a sandbox with its own network: to every address except this machine's.
 
-Used by the shim, with the standard library alone. Outside runs slirp4netns, which carries what is
-sent to a device inside, as the sandbox's own user where it has one. It ends with the shim.
+Used by the shim, with the standard library alone. slirp4netns runs outside and forwards the traffic
+of a tap device inside, as the sandbox's own user if it has one. It ends with the shim.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from .programs import spaces
 PROGRAM: Final = "slirp4netns"
 DEVICE: Final = Path("/dev/net/tun")
 NAMESERVER: Final = "10.0.2.3"
-"""Where a sandbox with such a way out asks for names."""
+"""The DNS resolver of a sandbox with an uplink."""
 
 _SIOCADDRT: Final = 0x890B
 _UP_REJECT: Final = 0x1 | 0x200
@@ -30,16 +30,16 @@ _ALL_ONES: Final = 0xFFFFFFFF
 _ROUTE: Final = "@L16s16s16sHhLPhPLLH"
 _NO_ADDRESS: Final = bytes(16)
 _METADATA: Final = ("169.254.0.0/16", "100.100.100.200", "168.63.129.16")
-_ALWAYS_REFUSED: Final = (*_METADATA, "127.0.0.0/8")
-"""Where clouds tell their machines secrets; and what a program sends by the device although it is for
-the loopback interface, which slirp4netns would carry to that of the machine. By the device it is then
-looked for on the link, where nobody has such an address."""
+_ALWAYS_BLOCKED: Final = (*_METADATA, "127.0.0.0/8")
+"""Metadata services, where clouds tell their machines secrets; and packets for the loopback
+interface that a program sends through the device, which slirp4netns would forward to the machine's.
+On the device, the refused addresses are looked for on the link, where no host has them."""
 _SIOCSARP: Final = 0x8955
 _PERMANENT: Final = 0x2 | 0x4
 _ETHERNET: Final = 1
 _DEVICE: Final = b"tap0"
 _LINKED: Final = ("10.0.2.2", NAMESERVER)
-"""Who answers on the link."""
+"""The hosts that answer on the link."""
 _SOLICITATIONS: Final = tuple(
     f"/proc/sys/net/{one}/neigh/tap0/mcast_solicit" for one in ("ipv4", "ipv6")
 )
@@ -49,7 +49,7 @@ _OWN_ADDRESS: Final = re.compile(r"\|-- ([0-9.]+)\n\s+/32 host LOCAL")
 
 
 def why_not() -> str:
-    """Return why no sandbox can have such a way out here and what to do, or nothing."""
+    """Return why no sandbox can have an uplink here and what to do, or an empty string."""
     if shutil.which(PROGRAM) is None:
         return f"{PROGRAM} is not installed: install the package `{PROGRAM}`"
     if not DEVICE.exists():
@@ -60,37 +60,37 @@ def why_not() -> str:
 
 
 class OutboundLink:
-    """The way out of one sandbox; `start` again when its process has ended."""
+    """The uplink of one sandbox; call `start` again if its process has ended."""
 
     def __init__(self, program: str, pid: int, user: int) -> None:
-        """Take hold of the network that a process is in; raises OSError where it has ended."""
+        """Open the network namespace of a process; raises OSError if it has ended."""
         self._program = program
         self._user = user
         self._network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        # Not always the namespace of what runs inside, which may be one further in.
+        # Not always the namespace of the processes inside, which may be nested in it.
         self._owner = fcntl.ioctl(self._network, spaces.NS_GET_USERNS)
         os.set_inheritable(self._owner, False)
         self._around = spaces.around(self._owner) if user else None
         self._ended, self._stays = os.pipe()
-        self._refused: frozenset[str] = frozenset()
+        self._blocked: frozenset[str] = frozenset()
 
     def start(self) -> int:
-        """Return the pid of what carries everything, once it does; raises OSError where it cannot.
+        """Start slirp4netns and return its pid once it is ready; raises OSError if it fails.
 
-        Addresses that this machine has now lead nowhere, as `follow` sees to later, nor do those at which a cloud tells its
-        machines their secrets.
+        This machine's present addresses are unreachable, as `follow` ensures for later ones, and so
+        are the metadata services of clouds.
         """
-        self._refuse(frozenset([*own_addresses(), *_ALWAYS_REFUSED]))
+        self._block(frozenset([*own_addresses(), *_ALWAYS_BLOCKED]))
         ready, tell = os.pipe()
         errors = os.memfd_create("errors")
         try:
             try:
                 pid = os.fork()
                 if pid == 0:
-                    self._become(tell, errors)
+                    self._exec_slirp(tell, errors)
             finally:
                 os.close(tell)
-            # Not `select`, which knows no descriptor above 1023.
+            # Not `select`, which fails for descriptors above 1023.
             poller = select.poll()
             poller.register(ready, select.POLLIN)
             if not poller.poll(_READY_SECONDS * 1000) or not os.read(ready, 1):
@@ -98,16 +98,16 @@ class OutboundLink:
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 said = os.pread(errors, _ERRORS_MAX, 0).decode(errors="replace").strip()
-                why = said.rpartition("\n")[2] or "it does not get ready"
-                raise OSError(f"{PROGRAM} gives it no network: {why}")
+                why = said.rpartition("\n")[2] or "it was not ready in time"
+                raise OSError(f"{PROGRAM} failed: {why}")
         finally:
             os.close(ready)
             os.close(errors)
-        with contextlib.suppress(OSError):  # where /proc cannot be written to
-            self._within(_know_neighbors)
+        with contextlib.suppress(OSError):  # if /proc is not writable
+            self._run_inside(_add_neighbors)
         return pid
 
-    def _become(self, tell: int, errors: int) -> NoReturn:
+    def _exec_slirp(self, tell: int, errors: int) -> NoReturn:
         try:
             null = os.open(os.devnull, os.O_RDWR)
             for number, at in ((null, 0), (null, 1), (errors, 2)):
@@ -123,45 +123,46 @@ class OutboundLink:
             argv += [f"--ready-fd={tell}", f"--exit-fd={self._ended}", "--netns-type=path"]
             argv += [f"--userns-path=/proc/self/fd/{self._owner}"]
             argv += [f"/proc/self/fd/{self._network}", "tap0"]
-            # With the shim's environment, which is the mark: it may be stopped when the shim is killed.
-            os.execv(argv[0], argv)  # noqa: S606  # the program the operator has installed
+            # Keeps the shim's environment with the mark, so that it can be stopped if the shim is
+            # killed.
+            os.execv(argv[0], argv)  # noqa: S606  # a program that the operator installed
         except OSError as exc:
             os.write(2, str(exc).encode())
         finally:
             os._exit(127)
 
     def follow(self) -> None:
-        """Let addresses lead nowhere that this machine has got meanwhile; raises OSError."""
-        if new := frozenset(own_addresses()) - self._refused:
-            self._refuse(new)
+        """Make addresses unreachable that this machine has got meanwhile; raises OSError."""
+        if new := frozenset(own_addresses()) - self._blocked:
+            self._block(new)
 
-    def _refuse(self, addresses: frozenset[str]) -> None:
-        """Let nothing inside reach these."""
-        self._within(lambda: _add_refusals(addresses))
-        self._refused |= addresses
+    def _block(self, addresses: frozenset[str]) -> None:
+        """Make these addresses unreachable from inside."""
+        self._run_inside(lambda: _add_reject_routes(addresses))
+        self._blocked |= addresses
 
-    def _within(self, act: Callable[[], None]) -> None:
-        """Do something in the network, with all rights there; raises OSError where that fails."""
+    def _run_inside(self, act: Callable[[], None]) -> None:
+        """Call a function with all rights in the network namespace; raises OSError on failure."""
         if not spaces.run_within(self._network, act):
-            raise OSError("its ways to this machine cannot be closed")
+            raise OSError("the routes to this machine cannot be blocked")
 
 
 def own_addresses() -> list[str]:
-    """Return the IPv4 addresses that this machine has, but for its loopback interface's."""
+    """Return the IPv4 addresses of this machine except those of its loopback interface."""
     found = _OWN_ADDRESS.findall(Path("/proc/net/fib_trie").read_text())
     return [one for one in dict.fromkeys(found) if not one.startswith("127.")]
 
 
 def resolv_conf(machines: str) -> bytes:
-    """Return what takes the place of the machine's file of that name, given that one's text."""
+    """Return the sandbox's resolv.conf, given the text of the machine's."""
     kept = [line for line in machines.splitlines() if line.startswith(("search", "options"))]
     return "\n".join([f"nameserver {NAMESERVER}", *kept, ""]).encode()
 
 
-def _add_refusals(addresses: Iterable[str]) -> None:
+def _add_reject_routes(addresses: Iterable[str]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         for address in addresses:
-            # No `ipaddress`: it would take a millisecond of each start.
+            # No `ipaddress`: importing it would take a millisecond of each start.
             base, _, bits = address.partition("/")
             ones = (_ALL_ONES << (32 - int(bits or 32)) & _ALL_ONES).to_bytes(4)
             target, mask = (
@@ -175,10 +176,10 @@ def _add_refusals(addresses: Iterable[str]) -> None:
                 fcntl.ioctl(link, _SIOCADDRT, route)
 
 
-def _know_neighbors() -> None:
-    """Have the two that are on the link be known, and nobody else be asked for.
+def _add_neighbors() -> None:
+    """Add the two hosts on the link as permanent neighbors, and disable solicitation.
 
-    The kernel has one table of those who are asked for and do not answer, for the whole machine.
+    The kernel has one table of unanswered neighbors for the whole machine.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         for address in _LINKED:
@@ -191,5 +192,5 @@ def _know_neighbors() -> None:
                 struct.pack("@16s16si16s16s", name, hardware, _PERMANENT, b"", _DEVICE),
             )
     for path in _SOLICITATIONS:
-        with contextlib.suppress(FileNotFoundError):  # without IPv6
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             Path(path).write_text("0")

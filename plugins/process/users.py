@@ -1,7 +1,7 @@
-"""Gives each sandbox a user of this machine, where the server is root.
+"""Assigns each sandbox a user id of this machine, if the server is root.
 
-Nobody else may be one of them; they need no name and no entry anywhere. All functions but
-`describe` block for a moment; call them from a thread.
+Nothing else may use these ids; they need no name and no entry anywhere. All functions but
+`describe` block briefly; call them from a thread.
 """
 
 import contextlib
@@ -18,35 +18,35 @@ from agentsvc.base import CapacityExceeded
 from .bubblewrap import Probe
 
 _HIGHEST: Final = 2**32 - 3
-"""The two numbers above mean nobody and no change."""
+"""The two ids above are reserved by the kernel."""
 
-_TRIES: Final = 64
+_RANDOM_TRIES: Final = 64
 
 
 class Users:
-    """Which sandbox is which user."""
+    """The user ids of sandboxes."""
 
     def __init__(
         self, numbers: range = range(0), taken: Mapping[str, int] = {}, reason: str = ""
     ) -> None:
-        """`taken` is who sandboxes are that are there already; `reason` is why there are no users."""
+        """`taken` are the user ids of existing sandboxes; `reason` is why there are no ids."""
         self._numbers = numbers
         self._reason = reason
         self._taken = {sandbox_id: user for sandbox_id, user in taken.items() if user}
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Say whether there are any."""
+        """Return whether there are any user ids."""
         return bool(self._numbers)
 
     def any(self) -> int:
-        """Return one of them, to be tried; 0 if there are none."""
+        """Return one user id for a trial; 0 if there are none."""
         return self._numbers[-1] if self._numbers else 0
 
     def assign(self, sandbox_id: str, known: int) -> int:
-        """Return who a sandbox is to be, `known` if it is somebody; 0 if there are no users.
+        """Return the user id of a sandbox: `known`, its present one or a free one; 0 if none.
 
-        Raises CapacityExceeded if every number is somebody already.
+        Raises CapacityExceeded if every user id is taken.
         """
         if not self._numbers:
             return 0
@@ -56,30 +56,30 @@ class Users:
         return user
 
     def release(self, sandbox_id: str) -> None:
-        """Forget a sandbox that is gone with all its files."""
+        """Release the user id of a sandbox whose files are all removed."""
         self._taken.pop(sandbox_id, None)
 
     def describe(self) -> str:
-        """Say in a few words who sandboxes are."""
+        """Describe the user ids."""
         if not self._numbers:
             return f"the server's: {self._reason}"
         return f"one each of {self._numbers.start}-{self._numbers.stop - 1}"
 
     def _find(self) -> int:
-        # By chance first: another server on this machine may take from the same numbers.
+        # At random first: another server on this machine may use the same range.
         taken = set(self._taken.values())
-        for _ in range(_TRIES):
+        for _ in range(_RANDOM_TRIES):
             user = secrets.choice(self._numbers)
-            if user not in taken and not _is_somebody(user):
+            if user not in taken and not _is_in_use(user):
                 return user
         for user in self._numbers:
-            if user not in taken and not _is_somebody(user):
+            if user not in taken and not _is_in_use(user):
                 return user
         raise CapacityExceeded("All users of `backends.process.uids` are taken by sandboxes")
 
 
 def parse(text: str) -> range:
-    """Return the numbers of `FIRST-LAST`, none if it is empty; raises ValueError for others."""
+    """Return the range of `FIRST-LAST`, empty for an empty text; otherwise raises ValueError."""
     if not text:
         return range(0)
     first, _, last = text.partition("-")
@@ -91,7 +91,7 @@ def parse(text: str) -> range:
 
 
 def find(text: str, held_by: Probe, taken: Mapping[str, int]) -> Users:
-    """Return the users that sandboxes can be here, and who some are already."""
+    """Return the user ids that sandboxes get here, with those already assigned."""
     if os.geteuid() != 0:
         return Users(reason="it is not root")
     if not held_by.program:
@@ -102,14 +102,14 @@ def find(text: str, held_by: Probe, taken: Mapping[str, int]) -> Users:
 
 
 def candidate(text: str) -> int:
-    """Return one of the numbers, to be tried; 0 if there are none or this is not root."""
+    """Return one user id for a trial; 0 if there are none or the server is not root."""
     return Users(parse(text)).any() if os.geteuid() == 0 else 0
 
 
 def give(directories: Iterable[Path], user: int) -> None:
-    """Make directories and all in them that user's, unless they are; nobody may be at work there.
+    """Give directories and their content to a user, unless they are; nothing may run there.
 
-    Each directory comes last, so that what was begun and not finished is begun again.
+    Each directory is changed last, so that an interrupted run is repeated.
     """
     for top in directories:
         if top.lstat().st_uid == user:
@@ -120,8 +120,8 @@ def give(directories: Iterable[Path], user: int) -> None:
         os.chown(top, user, user, follow_symlinks=False)
 
 
-def _is_somebody(user: int) -> bool:
-    """Say whether that user has a name, or a process such as a sandbox of another server."""
+def _is_in_use(user: int) -> bool:
+    """Return whether a user id has a name, or a process such as a sandbox of another server."""
     with contextlib.suppress(KeyError):
         return bool(pwd.getpwuid(user))
     return any(_owner(path) == user for path in Path("/proc").glob("[0-9]*"))
@@ -130,5 +130,5 @@ def _is_somebody(user: int) -> bool:
 def _owner(path: Path) -> int | None:
     try:
         return path.stat().st_uid
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return None

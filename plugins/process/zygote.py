@@ -1,9 +1,9 @@
 """Starts the fork server, the process that has loaded the agent server, and lends its forks.
 
-There is one for each process backend, started when the first sandbox asks for it or some time after
-the server; its forks are the agent servers of sandboxes, which do not need it afterwards. What a
-sandbox is to be is told to the fork alone. It ends with the server, and another takes its place when
-it has ended, has grown, or what is installed has changed.
+Each process backend has one, started at the first sandbox or some time after the server; its forks
+are the agent servers of sandboxes, which do not need it afterwards. Only the fork receives the
+orders of a sandbox. The fork server ends with the server, and is replaced if it has ended, has
+grown too large, or the installed packages have changed.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from .users import Users
 log = logging.getLogger(__name__)
 
 ENDED: Final = "the zygote has ended"
-"""Why there is no fork of one that was there only just now."""
+"""Reason if a fork server ended while a fork was requested."""
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _MESSAGE_MAX: Final = 4096
@@ -43,28 +43,29 @@ _FAILURES_MAX: Final = 3
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE_SECONDS: Final = 600.0
 _LONGEST_WAITS: Final = 3
-"""How many times as long as others the ones wait that are not to be loaded beside it."""
+"""Starts that may not load beside it wait this many times as long as the first."""
 _NICE: Final = 10
 _CONTROL: Final = 3
-"""The number of its socket to the server."""
+"""Descriptor number of its socket to the server."""
 _NUMBER_MIN: Final = 10
 
 type Fingerprint = tuple[tuple[str, int], ...]
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps it from everything but what it loads."""
+    """The isolation of the fork server."""
 
     program: str = ""
-    """Bubblewrap."""
+    """Path of bubblewrap."""
     readable: tuple[Path, ...] = ()
     users: Users = Users()
-    """Of which one is its own, as long as it is there; without them it is the server's, with no
-    rights outside of a user namespace of its own."""
+    """User ids, of which it gets one as long as it lives; without them it runs as the server's
+    user, without rights outside of its own user namespace."""
     shares_network: bool = False
-    """Whether it is in the machine's network, as sandboxes may be; none can join one that it is not in."""
+    """Whether it is in the host's network, as sandboxes may be; a fork cannot join a network
+    namespace that the fork server may not use."""
     refusal: str = ""
-    """Why there may be none here."""
+    """Why there may be no fork server here."""
 
 
 class ForkHandle(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,16 +73,16 @@ class ForkHandle(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int = -1
     user: int = 0
-    """Who the fork is that is not the server's own user."""
+    """The fork's user id, unless it is the server's own user."""
     space: int = -1
-    """The user namespace in which the fork is, if it is the server's own user: it may enter what is
-    made within that."""
+    """The user namespace of the fork, if it runs as the server's own user: it may enter the
+    namespaces created within that."""
     zygote: int = 0
-    """The pid of what it is a fork of."""
+    """The pid of its fork server."""
     reason: str = ""
 
     def close(self) -> None:
-        """Let go of it; a fork that has heard nothing ends."""
+        """Close the descriptors; a fork without orders ends."""
         for number in (self.number, self.space):
             if number >= 0:
                 os.close(number)
@@ -96,12 +97,12 @@ _message = msgspec.json.Decoder(_Message)
 
 
 class Zygote:
-    """Starts one when it is needed, lends its forks, and replaces it."""
+    """Starts a fork server when it is needed, lends its forks, and replaces it."""
 
     def __init__(
         self, config: ProcessConfig, program: str, preload: str, env: Mapping[str, str]
     ) -> None:
-        """Take the program, the module that loads it, and with what: nothing of the server's, nothing secret."""
+        """Store the program, its preload module and its environment, which must hold no secrets."""
         self._config = config
         self._arguments = [str(config.zygote_bytes), program, preload]
         self._env = env
@@ -109,8 +110,8 @@ class Zygote:
         self._starting: asyncio.Future[_Run] | None = None
         self._failures = 0
         self._silences = 0
-        """How many in a row have not answered."""
-        self._rests_until = 0.0
+        """The number of consecutive forks without a response."""
+        self._retry_at = 0.0
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -119,7 +120,7 @@ class Zygote:
         self._confinement = Confinement(refusal="the backend is not open")
 
     def confine(self, how: Confinement) -> None:
-        """Say how it is to be kept, before anything else; a refusal is logged once."""
+        """Set its isolation, before anything else; log a refusal."""
         self._confinement = how
         if how.refusal and self._config.zygote:
             log.warning(
@@ -128,15 +129,15 @@ class Zygote:
             )
 
     def begin(self) -> None:
-        """Have it loaded some time after this, unless somebody asks before."""
+        """Schedule the load, unless a start needs it earlier."""
         if not self._refusal:
             self._start_after(self._config.zygote_delay_seconds)
 
     async def lend(self) -> ForkHandle:
-        """Return a fork, loading what it is a fork of if need be, or say why there is none.
+        """Return a fork, loading a fork server if necessary, or the reason why there is none.
 
-        Raises BackendUnavailable while it is better waited for: all that were loaded plainly beside it
-        would share the processors with it, and be ready later than their forks.
+        Raises BackendUnavailable while it is better to wait: agent servers loaded beside it would
+        share the CPUs with it, and be ready later than its forks.
         """
         if self._refusal:
             return ForkHandle(reason=self._refusal)
@@ -152,19 +153,19 @@ class Zygote:
             async with asyncio.timeout(self._config.zygote_seconds):
                 await run.settled.wait()
         except TimeoutError:
-            if not run.can_be_done_without(_LONGEST_WAITS * self._config.zygote_seconds):
+            if not run.may_start_without(_LONGEST_WAITS * self._config.zygote_seconds):
                 raise BackendUnavailable("The fork server is still being loaded") from None
             return ForkHandle(reason="the zygote is still being loaded")
         return run.fork() or ForkHandle(reason=self._reason or ENDED)
 
     @property
     def _refusal(self) -> str:
-        """Why there can be none, or nothing."""
+        """The reason why there can be no fork server, or an empty string."""
         is_wanted = self._config.zygote
         return self._confinement.refusal if is_wanted else "the configuration has no zygote"
 
     def describe(self) -> str:
-        """Say in a few words what there is."""
+        """Describe the state of the fork server."""
         if not self._config.zygote:
             return "off"
         if self._confinement.refusal:
@@ -174,13 +175,13 @@ class Zygote:
         return f"pid {self._run.pid}" if self._run.is_ready else "being loaded"
 
     def advice(self) -> Iterator[Advice]:
-        """Say why there can be none although it is wanted."""
+        """Report why there can be no fork server although it is configured."""
         if self._config.zygote and self._confinement.refusal:
             text = f"{self.describe()}: agents start some seconds slower"
             yield Advice(subject="fork server", text=text)
 
     async def close(self) -> None:
-        """End it; what it was forked into goes on."""
+        """End the fork server; its forks keep running."""
         self._is_closed = True
         for timer in (self._timer, self._idle_timer):
             if timer is not None:
@@ -189,22 +190,22 @@ class Zygote:
             if under_way is not None:
                 await asyncio.wait([under_way])
         if self._run is not None:
-            await self._drop(self._run)
+            await self._end_run(self._run)
 
     async def _renew(self) -> None:
-        """Drop one that is not good any more."""
+        """End a fork server that is too large or outdated."""
         run = self._run
         if run is None:
             return
         made_of, size = await reach(lambda: (fingerprint(), resident_bytes(run.pid)))
         if made_of != run.made_of:
             self._failures = 0
-            await self._drop(run)
+            await self._end_run(run)
         elif size > self._config.zygote_bytes:
-            await self._drop(run)
+            await self._end_run(run)
 
     def _may_start(self) -> bool:
-        is_wanted = self._failures < _FAILURES_MAX and monotonic() >= self._rests_until
+        is_wanted = self._failures < _FAILURES_MAX and monotonic() >= self._retry_at
         return not self._is_closed and is_wanted
 
     def _start(self) -> asyncio.Future["_Run"]:
@@ -221,8 +222,8 @@ class Zygote:
         try:
             run = started.result()
         except (OSError, CapacityExceeded) as exc:
-            # The machine may be full only now: whoever asks later has it tried again.
-            self._rests_until = monotonic() + self._config.zygote_delay_seconds
+            # The machine may only be full for a while: a later start retries.
+            self._retry_at = monotonic() + self._config.zygote_delay_seconds
             self._reason = f"the zygote cannot be started: {exc}"
             return
         self._run = run
@@ -233,7 +234,7 @@ class Zygote:
         if said is not None and said.ready:
             self._failures, self._reason = 0, ""
             run.find()
-            run.let_others_first(0)
+            run.set_niceness(0)
             log.info("fork server ready", extra={"pid": run.pid, "duration_ms": run.age_ms()})
             run.is_ready = True
             self._begin_idling()
@@ -242,7 +243,7 @@ class Zygote:
         self._reason = (said.failed if said else "") or ENDED
         self._failures += 1
         log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
-        self._let_go(run)
+        self._detach(run)
         run.end()
         if self._may_start():
             self._start_after(_PAUSE_SECONDS * 2**self._failures)
@@ -268,10 +269,10 @@ class Zygote:
         self._retire(run)
 
     def note_start(self, pid: int, how: str) -> None:
-        """Take in how a sandbox was started for which it lent a fork.
+        """Record how a sandbox with a fork of ours was started.
 
-        One whose fork did not answer ends, if it is still used. Another is loaded later: each costs a start
-        the time to find that out.
+        If the fork did not respond, the present fork server ends and another is loaded after a
+        delay: each such start loses the time of the timeout.
         """
         run = self._run
         if how == ZYGOTE:
@@ -280,20 +281,20 @@ class Zygote:
             return
         self._silences = min(self._silences + 1, 20)
         pause = min(_PAUSE_SECONDS * (2**self._silences - 2), _LONGEST_PAUSE_SECONDS)
-        self._rests_until = monotonic() + pause
+        self._retry_at = monotonic() + pause
         self._reason = SILENT
         log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         self._retire(run)
         self._start_after(max(pause, _PAUSE_SECONDS))
 
     def _retire(self, run: "_Run") -> None:
-        self._let_go(run)
+        self._detach(run)
         self._ending = asyncio.get_running_loop().run_in_executor(None, run.end)
 
-    def _let_go(self, run: "_Run") -> None:
+    def _detach(self, run: "_Run") -> None:
         self._run = None
         asyncio.get_running_loop().remove_reader(run.number)
-        # Not by the thread that ends it: who waits for it waits in the event loop.
+        # Not in the thread that ends it: waiters wait in the event loop.
         run.is_ready = False
         run.settled.set()
 
@@ -301,14 +302,14 @@ class Zygote:
         if self._run is None and self._may_start():
             self._starting = self._start()
 
-    async def _drop(self, run: "_Run") -> None:
+    async def _end_run(self, run: "_Run") -> None:
         if self._run is run:
-            self._let_go(run)
+            self._detach(run)
             await reach(run.end)
 
 
 class _Run:
-    """One such process, from its start to its end."""
+    """One fork server process, from its start to its end."""
 
     def __init__(
         self,
@@ -316,65 +317,66 @@ class _Run:
         number: int,
         made_of: Fingerprint,
         user: int,
-        give_up_user: Callable[[], None],
+        release_user: Callable[[], None],
     ) -> None:
-        """Take who it is outside, 0 for the server's own user, and what lets somebody else be it."""
+        """Store its user id outside, 0 for the server's own, and the callback that releases it."""
         self.pid = self._holder = holder
-        self._user, self._give_up_user = user, give_up_user
+        self._user, self._release_user = user, release_user
         self.number = number
         self.made_of = made_of
         self.is_ready = False
         self._space = -1
-        """The user namespace that it is in, if it is the server's own user."""
+        """Its user namespace, if it runs as the server's own user."""
         self.settled = asyncio.Event()
         self._is_hurried = False
-        self._was_done_without = False
+        self._has_started_without = False
         self._began = monotonic()
-        # A backend that nobody closes must not leave it behind.
+        # A backend that is never closed must not leave it behind.
         self._closing = [weakref.finalize(self, os.close, number)]
 
     def age_ms(self) -> int:
-        """Return how long ago it was started."""
+        """Return its age in milliseconds."""
         return int((monotonic() - self._began) * 1000)
 
     def find(self) -> None:
-        """Learn its pid, for which it is not asked: it is the only child of bubblewrap."""
+        """Find its pid without asking it: it is the only child of bubblewrap."""
         self.pid = self._holder
         with contextlib.suppress(OSError, ValueError):
             found = Path(f"/proc/{self._holder}/task/{self._holder}/children").read_text()
             self.pid = int(found)
             if not self._user and self._space < 0:
-                # It has had no way to leave the namespace that it was put into.
+                # It cannot have left the namespace in which it was started.
                 self._space = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
                 self._closing.append(weakref.finalize(self, os.close, self._space))
 
-    def let_others_first(self, nice: int) -> None:
-        """Be less important than the server by so much, if that can be taken back."""
+    def set_niceness(self, nice: int) -> None:
+        """Set its niceness, at least the server's; only as root, who can lower it again."""
         if os.geteuid() == 0:
             with contextlib.suppress(OSError):
                 importance = max(os.getpriority(os.PRIO_PROCESS, 0), nice)
                 os.setpriority(os.PRIO_PGRP, self._holder, importance)
 
     def read_message(self) -> _Message | None:
-        """Return what it says, or None if it has ended."""
+        """Return its message, or None if it has ended."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            # One that has ended before it read all it was told is reported first; what it said stays.
+            # If it ended with unread input, the first read fails with a reset; its message is still
+            # there.
             with contextlib.suppress(ConnectionResetError):
                 return _message.decode(os.read(self.number, _MESSAGE_MAX))
             return _message.decode(os.read(self.number, _MESSAGE_MAX))
         return None
 
     def hurry(self) -> None:
-        """Tell it that somebody waits for it, unless it has been told or is loaded."""
+        """Tell it once that a start waits for it, unless it has finished loading."""
         if not self._is_hurried and not self.settled.is_set():
             self._is_hurried = True
-            self.let_others_first(0)
-            with contextlib.suppress(OSError):  # it has ended, which is heard elsewhere
+            self.set_niceness(0)
+            with contextlib.suppress(OSError):  # it has ended, which `read_message` reports
                 os.write(self.number, b"h")
 
-    def can_be_done_without(self, seconds: float) -> bool:
-        """Say whether to start without it: one does, and the others once it is older than that."""
-        is_first, self._was_done_without = not self._was_done_without, True
+    def may_start_without(self, seconds: float) -> bool:
+        """Return whether a start may do without it: the first one, and all once it is older."""
+        is_first, self._has_started_without = not self._has_started_without, True
         return is_first or self.age_ms() > seconds * 1000
 
     def fork(self) -> ForkHandle | None:
@@ -387,24 +389,24 @@ class _Run:
                 socket.send_fds(control, [b"f"], [theirs.fileno()])
             except OSError:
                 return None
-            space = -1 if self._space < 0 else _high(self._space)
-            number = _high(ours.fileno())
+            space = -1 if self._space < 0 else _duplicate(self._space)
+            number = _duplicate(ours.fileno())
             return ForkHandle(number=number, user=self._user, space=space, zygote=self.pid)
 
     def end(self) -> None:
-        """Kill it and wait until it is gone; fine if it is."""
+        """Kill it and wait until it is gone; does nothing if it is."""
         self.find()
         for close in self._closing:
             close()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self._holder, 0)
-        self._give_up_user()
+        self._release_user()
 
 
 def fingerprint() -> Fingerprint:
-    """Return what changes when something is installed, replaced or removed."""
-    # Other places where modules are looked for, such as the working directory, change all the time.
+    """Return a value that changes when a package is installed, replaced or removed."""
+    # Other directories of the search path, such as the working directory, change all the time.
     installed = [path for path in map(Path, sys.path) if path.name in _INSTALLED]
     here = Path(__file__).parent
     found = []
@@ -416,7 +418,7 @@ def fingerprint() -> Fingerprint:
 
 def _spawn(how: Confinement, arguments: Sequence[str], env: Mapping[str, str]) -> _Run:
     made_of, name = fingerprint(), f"zygote {new_id()}"
-    user, give_up_user = how.users.assign(name, 0), partial(how.users.release, name)
+    user, release_user = how.users.assign(name, 0), partial(how.users.release, name)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, ChildFiles() as files:
         try:
@@ -425,15 +427,15 @@ def _spawn(how: Confinement, arguments: Sequence[str], env: Mapping[str, str]) -
             command = _confined(how, user, files, [str(user), str(python), *command])
             pid = _start(how.program, command, env, theirs.fileno(), files)
         except BaseException:
-            give_up_user()
+            release_user()
             raise
-        run = _Run(pid, ours.detach(), made_of, user, give_up_user)
-    run.let_others_first(_NICE)
+        run = _Run(pid, ours.detach(), made_of, user, release_user)
+    run.set_niceness(_NICE)
     return run
 
 
-def _high(number: int) -> int:
-    """Return a copy of a descriptor whose number is none that a child gets others under."""
+def _duplicate(number: int) -> int:
+    """Duplicate a descriptor to a number above those that a child gets for other files."""
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
 
 
@@ -444,7 +446,7 @@ def _code() -> str:
 
 
 def _confined(how: Confinement, user: int, files: ChildFiles, command: list[str]) -> list[str]:
-    """Return what has `joining` run a command in namespaces of its own, as a user without rights."""
+    """Return the command that runs `joining` and then a command in namespaces of its own."""
     for name, data in bubblewrap.fork_server_files(user).items():
         files.add(name, data)
     arguments = bubblewrap.fork_server_arguments(
@@ -478,10 +480,10 @@ def _start(
 
 
 def _copy_of_python() -> int:
-    """Return a program nobody can write to or take the rights of by way of /proc/PID/exe.
+    """Return a sealed copy of Python, safe from writes through /proc/PID/exe.
 
-    A fork that has gone into a sandbox still shows what it was started from, by a way on which the
-    sandbox's own view of the files does not count.
+    A fork that has entered a sandbox still links to its executable there, and that link bypasses
+    the sandbox's own mounts.
     """
     number = os.memfd_create("python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

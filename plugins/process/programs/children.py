@@ -1,6 +1,6 @@
-"""Commands as children of the process that runs this, and the further ones it is asked for.
+"""Child processes: the sandbox's command, and further commands requested over the control socket.
 
-Shared by what holds a process sandbox and what runs inside one; standard library alone, since
+Shared by the shim and the first process inside a sandbox; uses the standard library alone, since
 neither has more.
 """
 
@@ -27,26 +27,26 @@ _PIPE_SIZE_MAX: Final = 1024 * 1024
 _REQUEST_MAX: Final = 4 * 1024 * 1024
 _REQUEST_SECONDS: Final = 10.0
 _REFUSE_SECONDS: Final = 1.0
-"""How long a request may keep a holder from all else that can make no process to read it."""
+"""How long a request may block the holder if there is no room for a process to read it."""
 _NO_ROOM: Final = 126
 _NO_USER: Final = 1
 _CONNECT_SECONDS: Final = 0.4
 _POLL_SECONDS: Final = 0.01
 _WAIT_SECONDS_MAX: Final = 5.0
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
-"""What a command finds as if nobody had changed it."""
+"""Signals that are reset to their defaults for a command."""
 
 MAX_FILES: Final = 65536
-"""Above the number of any open file that a process may have been left by whoever started it."""
+"""Above any descriptor that the process may have inherited from its parent."""
 
 LISTENER: Final = "AGENTSVC_LISTENER"
-"""The variable that tells a command which of its open files is the socket of the port it listens at."""
+"""The environment variable with the descriptor of the socket that a command listens on."""
 
 type Json = dict[str, Any]
 
 
 class Command:
-    """A child in a session of its own, and the ends of its two output pipes, if it has any."""
+    """A child in a session of its own, and the read ends of its two output pipes, if any."""
 
     def __init__(self, pid: int, out: int = -1, err: int = -1) -> None:
         self.pid = pid
@@ -57,7 +57,7 @@ class Command:
         """Another child whose end is of interest; 0 once it has ended."""
 
     def reap(self) -> bool:
-        """Collect every child that has ended; say whether the command is among them."""
+        """Reap every child that has ended; return whether the command is among them."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -82,10 +82,10 @@ def start(
     streams: tuple[int, int] | None = None,
     prepare: Callable[[int], None] | None = None,
 ) -> Command:
-    """Start a command; `keep` are files that it gets, too.
+    """Start a command; `keep` are descriptors that it inherits, too.
 
-    With `streams` it writes to these, and has no pipes. The child is prepared first, with the
-    descriptor on which it can say what is wrong.
+    With `streams` it writes to these and has no pipes. `prepare` runs in the child first, with the
+    descriptor for its error messages.
     """
     pipes = [os.pipe(), os.pipe()] if streams is None else []
     out, err = streams or [writer for _, writer in pipes]
@@ -105,7 +105,7 @@ def start(
 def start_ordered(
     orders: Json, held: "Ports", umask: int, streams: tuple[int, int] | None = None
 ) -> Command:
-    """Start the command that is ordered, to which the ports belong."""
+    """Start the ordered command, and let it inherit the socket of its port."""
     passed = held.passed()
     return start(
         [fill(part, held.numbers) for part in orders["argv"]],
@@ -118,10 +118,10 @@ def start_ordered(
 
 
 class Execution:
-    """A further command, asked for over the socket; runs in a fork of the shim.
+    """A further command, requested over the control socket; runs in a fork of the shim.
 
-    That fork reaps for itself, so that at the time limit all that the command started can be
-    found and ended. What it leaves running on purpose falls to the shim afterwards.
+    The fork is a reaper itself, so that at the time limit all processes of the command can be found
+    and ended. Daemons that the command leaves running become children of the shim afterwards.
     """
 
     def __init__(self, orders: Json, ports: Mapping[str, int], umask: int) -> None:
@@ -130,7 +130,7 @@ class Execution:
         self.umask = umask
 
     def serve_apart(self, connection: socket.socket, prepare: Callable[[], None]) -> None:
-        """Serve in a fork, which first prepares itself; refuse where there can be no other process."""
+        """Serve a connection in a fork, which runs `prepare` first; refuse it if the fork fails."""
         try:
             pid = os.fork()
         except OSError:
@@ -154,9 +154,9 @@ class Execution:
         connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
 
     def _read_request(self, connection: socket.socket, time_limit: float) -> Json | None:
-        """Return the command that is asked for; what asks whether ports answer is answered here.
+        """Return the requested command; a query for open ports is answered here instead.
 
-        None as well where it is not whole, or not from who knows the token.
+        Also returns None if the request is incomplete or has another token.
         """
         deadline = time.monotonic() + time_limit
         received = b""
@@ -181,14 +181,14 @@ class Execution:
         return request
 
     def _answer_open(self, connection: socket.socket, request: Json) -> None:
-        """Say whether all ports answer, at once or as soon as they do within some seconds."""
+        """Send whether all ports accept connections, after a wait of some seconds if asked."""
         end = time.monotonic() + min(request.get("wait", 0.0), _WAIT_SECONDS_MAX)
         while not (is_open := all(map(_answers, request["connect"]))) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         connection.sendall(json.dumps({"open": is_open}).encode() + b"\n")
 
     def serve(self, connection: socket.socket) -> None:
-        """Read one request, run it, answer: a line of JSON, then both streams."""
+        """Read one request, run it, and send the response: a line of JSON, then both streams."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         become_reaper(b"agentsvc-exec")
         wake = wake_on_child()
@@ -240,14 +240,14 @@ class Execution:
                 if descriptor == wake:
                     read_available(wake)
                 elif descriptor == connection.fileno():
-                    return False  # the caller has hung up
+                    return False  # the caller closed the connection
                 elif not by_descriptor[descriptor].read():
                     poller.unregister(descriptor)
         return True
 
 
 class Capture:
-    """The beginning of what a pipe brought; the rest is read and dropped."""
+    """The first bytes of a pipe, up to a limit; the rest is read and dropped."""
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self.descriptor = descriptor
@@ -256,7 +256,7 @@ class Capture:
         self.is_cut = False
 
     def read(self) -> bool:
-        """Take what is there; return False at the end of the stream."""
+        """Read the available bytes; return False at the end of the stream."""
         taken, is_open = read_available(self.descriptor)
         room = self.limit - len(self.kept)
         self.kept += taken[:room]
@@ -273,19 +273,19 @@ def _answers(port: int) -> bool:
 
 
 class Ports:
-    """Ports of the loopback interface that are kept from being given to others."""
+    """Reserved ports of the loopback interface."""
 
     def __init__(self, orders: Json) -> None:
-        """Bind them; raises OSError if one cannot be had.
+        """Bind the ports; raises OSError if one is not available.
 
-        The one that the command takes over, which the orders name as `passed`, nobody else can bind
-        from now on. The others are bound by number by what runs in the sandbox, and could be by
+        Nobody else can bind the port that the command inherits, named `passed` in the orders, from
+        now on. The others are bound by number by processes in the sandbox, and could be bound by
         anybody in the same network.
         """
-        # A bound socket that does not listen keeps a port from being given to anybody, while a
-        # server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is allowed only
-        # after the bind, so that two sandboxes cannot hold the same number; without it nobody can
-        # bind the port again. The command listens on what it is passed when it is ready, so that
+        # A bound socket that does not listen prevents the kernel from assigning the port to others,
+        # while a server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is enabled
+        # only after the bind, so that two sandboxes cannot hold the same port; without it nobody
+        # can bind the port again. The command listens on its inherited socket when it is ready;
         # until then connections are refused.
         self._held: dict[str, socket.socket] = {}
         self._passed = orders["passed"]
@@ -298,22 +298,22 @@ class Ports:
         self.numbers = {name: one.getsockname()[1] for name, one in self._held.items()}
 
     def passed(self) -> list[int]:
-        """Return the descriptor that is for the command, if one is."""
+        """Return the descriptor that the command inherits, if any."""
         return [self._held[self._passed].fileno()] if self._passed in self._held else []
 
     def deliver_once(self) -> None:
-        """Leave that to the command, which has got it."""
+        """Close our copy of the inherited socket, once the command has it."""
         if self._passed in self._held:
             self._held.pop(self._passed).close()
 
 
 def listener_environment(passed: Sequence[int]) -> dict[str, str]:
-    """Return what a command's environment says of the socket that it is passed."""
+    """Return the environment variable that names the inherited socket, if any."""
     return {LISTENER: str(passed[0])} if passed else {}
 
 
 def start_time(pid: int) -> int:
-    """Return when a process started, in ticks since boot; with the pid, its identity."""
+    """Return a process's start time in ticks since boot; with the pid, its identity."""
     try:
         return int(stat_of(pid)[19])
     except OSError:
@@ -321,10 +321,10 @@ def start_time(pid: int) -> int:
 
 
 def kill_descendants() -> None:
-    """End all that has come from this process; as it is their reaper, none can escape."""
+    """Kill all descendants of this process; as it is their reaper, none can escape."""
     while True:
         for pid, job in descendants(os.getpid()):
-            # Ended ones tell the group of whatever they became before they ended.
+            # An ended process still shows the group that its descendants may be in.
             if job != os.getpgrp():
                 with contextlib.suppress(OSError):
                     os.killpg(job, signal.SIGKILL)
@@ -338,7 +338,7 @@ def kill_descendants() -> None:
 
 
 def descendants(root: int) -> list[tuple[int, int]]:
-    """Return the pid and the process group of all that has come from a process."""
+    """Return pid and process group of all descendants of a process."""
     children: dict[int, list[tuple[int, int]]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  # names are enough
         if entry.isdigit():
@@ -354,7 +354,7 @@ def descendants(root: int) -> list[tuple[int, int]]:
 def environment(
     orders: Json, env: Mapping[str, str], ports: Mapping[str, int]
 ) -> Mapping[str, str]:
-    """Return the environment to start a command with, as what confines it takes that."""
+    """Return a command's environment, encoded for Landlock's wrapper if there is one."""
     filled = {name: fill(value, ports) for name, value in env.items()}
     return put_away(filled) if orders["wrap"] else filled
 
@@ -362,7 +362,7 @@ def environment(
 def execute(
     argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
 ) -> None:
-    """Turn this process, a fresh child, into a command; never returns."""
+    """Turn this process, a new child, into a command; never returns."""
     try:
         os.setsid()
         for number in _DEFAULTS:
@@ -379,19 +379,19 @@ def execute(
 
 
 def connect(out: int, err: int) -> None:
-    """Have this process read nothing, and write to these."""
+    """Point stdin to /dev/null, and stdout and stderr to these descriptors."""
     for number, at in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
         os.dup2(number, at)
 
 
 def ignore_terminate() -> None:
-    """Have this process, a fresh child, ignore SIGTERM, also as what it becomes."""
+    """Make this process, a new child, ignore SIGTERM, also after an exec."""
     _DEFAULTS.remove(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def become_user(user: int, around: int | None, err: int) -> None:
-    """Be that user in a fresh child, as `spaces.become` does, or end and say why not."""
+    """Change to a user in a new child, as `spaces.become` does, or write an error and exit."""
     try:
         spaces.become(user, around)
     except OSError as exc:
@@ -401,18 +401,18 @@ def become_user(user: int, around: int | None, err: int) -> None:
 
 
 def take_name(name: bytes) -> None:
-    """Have the process table call this process so."""
+    """Set the name of this process in the process table."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 def become_reaper(name: bytes) -> None:
-    """Have orphaned descendants become children of this process, and name it."""
+    """Become the reaper of orphaned descendants, and set the name of this process."""
     take_name(name)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def wake_on_child() -> int:
-    """Return a descriptor that can be read whenever a child has ended."""
+    """Return a descriptor that is readable whenever a child has ended."""
     wake, wakened = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wakened, False)
@@ -422,9 +422,9 @@ def wake_on_child() -> int:
 
 
 def read_available(descriptor: int) -> tuple[bytes, bool]:
-    """Return what a pipe holds, and whether more may come.
+    """Return the bytes that a pipe holds, and whether more may come.
 
-    Bounded, so that no flood holds us here.
+    Bounded, so that a flood of output cannot block the caller.
     """
     taken = b""
     while len(taken) < _PIPE_SIZE_MAX:
@@ -446,6 +446,6 @@ def fill(text: str, ports: Mapping[str, int]) -> str:
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal; fine if there is no such process."""
+    """Send a signal; does nothing if there is no such process."""
     with contextlib.suppress(OSError):
         os.kill(pid, number)

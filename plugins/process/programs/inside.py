@@ -1,9 +1,9 @@
-"""The first process in a sandbox that bubblewrap holds: ports, ways in and out, commands.
+"""The first process in a bubblewrap sandbox: its ports, its connections in and out, its commands.
 
-Run as a program by `shim`, with the standard library alone; it sees what the
-sandbox sees and can do no more than anything else in it. The shim sends it the orders, sockets on
-which the server connects to the sandbox's ports, and later a connection for each further command.
-When it ends, the kernel ends all that is left inside.
+Run as a program by `shim`, with the standard library alone; it has the same view and rights as any
+other process in the sandbox. The shim sends it the orders, sockets on which the server connects to
+the sandbox's ports, and later a connection for each further command. When it ends, the kernel ends
+all processes that are left inside.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ _ADOPT_SECONDS: Final = 10.0
 
 
 def main() -> None:
-    """Do what the orders say, and end as the command ends."""
+    """Carry out the orders, and exit as the command exits."""
     lose_capabilities()
-    # Others here are to see neither what this is told nor what it has open.
+    # Other processes in the sandbox must not read its memory or its descriptors.
     become_hidden()
     number = int(sys.argv[1])
-    # The namespaces it is in are not for anybody here to enter.
+    # Close inherited descriptors of namespaces, which no process here may enter.
     os.closerange(3, number)
     os.closerange(number + 1, MAX_FILES)
     channel = socket.socket(fileno=number)
@@ -57,7 +57,7 @@ def main() -> None:
     with os.fdopen(files[0], "rb") as file:
         orders: Json = json.load(file)
     become_reaper(b"agentsvc-inside")
-    # What serves others there may take root outside for root, whom it knows no better.
+    # Services on abstract sockets may take the sandbox's root for the machine's root.
     with contextlib.suppress(OSError):
         leave_abstract_sockets()
     inside = SandboxRun(orders, files[1:])
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 class SandboxRun:
-    """One run of a sandbox's command, and all that goes with it."""
+    """One run of a sandbox's command, with its ports and relay."""
 
     def __init__(self, orders: Json, listeners: Sequence[int]) -> None:
         self.orders = orders
@@ -74,7 +74,7 @@ class SandboxRun:
         self.relay: Any = None
 
     def run(self, channel: socket.socket) -> int:
-        """Start everything, say which ports there are, and return the command's exit code."""
+        """Start everything, report the ports, and return the command's exit code."""
         wake = wake_on_child()
         try:
             held = Ports(self.orders)
@@ -96,7 +96,7 @@ class SandboxRun:
         return command.exit_code or 0
 
     def _adopt(self, channel: socket.socket, passed: Sequence[int]) -> Command | None:
-        """Take what has come from outside for the command, if something has."""
+        """Return the command that the shim has started from outside, if there is one."""
         _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
         for number in files:
             with socket.socket(fileno=number) as talk:
@@ -109,8 +109,9 @@ class SandboxRun:
         return None
 
     def _start_relay(self) -> None:
-        """Have what connects from outside reach the ports, and the way out be where it is told."""
-        # In this process: another one would take ten times the memory, and anybody here could end it.
+        """Forward connections from outside to the ports, and from inside to the proxy sockets."""
+        # In this process: another one would take ten times the memory, and anything here could kill
+        # it.
         module: Any = ModuleType("relay")
         SourceFileLoader("relay", self.orders["relay"]).exec_module(module)
         self.relay = module.Relay()

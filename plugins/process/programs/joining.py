@@ -1,10 +1,11 @@
-"""Takes a process into a sandbox that bubblewrap holds, and leaves it no more rights than that has.
+"""Moves a process into a bubblewrap sandbox, and leaves it no more rights than the sandbox has.
 
-Used by a fork of a program that is outside and by the shim that lets it in, with the standard
-library alone. Run as a program, it starts the fork server itself without any rights. Whoever owns the outermost user namespace of a sandbox may join it and all within. For
-root the kernel is asked for all namespaces at once: the outermost knows root, whom nothing may become
-that comes from the fork server. Elsewhere it is handed the namespaces, since a process that Landlock
-keeps from others may not name one.
+Used by the fork that enters and by the shim that lets it in, with the standard library alone. Run
+as a program, it starts the fork server itself without any rights. The owner of a sandbox's
+outermost user namespace may join that and all within. If the server is root, the fork joins all
+namespaces in one call, because the outermost namespace maps root, and nothing from the fork server
+may become root. Otherwise the shim sends it the namespaces, since a process that Landlock confines
+may not open those of others.
 """
 
 import ctypes
@@ -46,14 +47,15 @@ _STEP_BYTES: Final = 8
 _FAILED: Final = 1
 _TERMINALS_MAX: Final = 256
 _MS_REMOUNT: Final = 0x20 | 0x2 | 0x8
-"""Changes the options of a file system, which runs no programs and gives nobody's rights."""
+"""Mount flags: change the options of a file system, with nosuid and noexec."""
 
 
 def main() -> None:
-    """Give up all rights and become a program: USER DESCRIPTOR ARGUMENTS...
+    """Give up all rights and execute a program: USER DESCRIPTOR ARGUMENTS...
 
-    Before an interpreter is started that looks at what is installed. The program is what is open as
-    that number. For root this becomes that user; 0 is for a server that is not root, whose user it stays.
+    Runs before the interpreter that imports installed packages. The program is the open file of
+    that number. If the server is root, change to that user; 0 means a server that is not root,
+    whose user it stays.
     """
     user, program, *arguments = sys.argv[1:]
     try:
@@ -68,17 +70,17 @@ def main() -> None:
 
 
 class NamespaceEntry(NamedTuple):
-    """What a process joins to be with another one, first to last; the numbers are for the maker to close."""
+    """The setns arguments to join another process, in order; the creator closes the numbers."""
 
     flags: int
     numbers: Sequence[int]
 
 
 def way_in(pid: int, pidfd: int, *, at_once: bool) -> NamespaceEntry:
-    """Return how a process is to join that which a descriptor stands for; raises OSError.
+    """Return how a process can join the process of a pidfd; raises OSError.
 
-    What may become root on its way, as within the namespace around a sandbox of root's, has to join all
-    namespaces `at_once`. To others they are handed.
+    A process that could become root on its way, as in the namespace around a sandbox of root's
+    server, has to join all namespaces `at_once`. Others get a descriptor of each namespace.
     """
     other = pid_of(pidfd)
     differing = [name for name in _NAMESPACES if _link(pid, name) != _link(other, name)]
@@ -88,7 +90,7 @@ def way_in(pid: int, pidfd: int, *, at_once: bool) -> NamespaceEntry:
     try:
         paths = (f"/proc/{other}/ns/{name}" for name in differing)
         found.extend(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths)
-        # It owns the others, and may be one further out than what runs inside.
+        # The user namespace owns the others; it may be further out than the sandbox's processes.
         found.insert(0, fcntl.ioctl(found[0], spaces.NS_GET_USERNS))
         os.set_inheritable(found[0], False)
         if os.path.samestat(os.fstat(found[0]), os.fstat(found[-1])):
@@ -105,16 +107,16 @@ def _link(pid: int, name: str) -> str:
 
 
 def let_in(pid: int, groups: Iterable[str]) -> None:
-    """Have that process be in the sandbox's groups, and ended before what holds it; raises OSError."""
+    """Move a process into control groups, and make the OOM killer prefer it; raises OSError."""
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(pid))
     be_expendable(pid)
 
 
 def enter(flags: int, numbers: Sequence[int]) -> None:
-    """Go a `NamespaceEntry`, and close its descriptors; raises OSError.
+    """Join the namespaces of a `NamespaceEntry`, and close its descriptors; raises OSError.
 
-    This process keeps its own pid: only its children are seen inside.
+    This process keeps its own pid namespace: only its children are visible inside.
     """
     for number in numbers:
         os.setns(number, flags)
@@ -122,22 +124,24 @@ def enter(flags: int, numbers: Sequence[int]) -> None:
 
 
 def become_nobody(user: int) -> None:
-    """Be that user, without any capability or a way to one, and end with the parent; raises OSError."""
+    """Change to a user without capabilities or a way to gain any, and end with the parent.
+
+    Raises OSError.
+    """
     drop_bounds()
     spaces.become(user)
     lose_capabilities()
     libc = ctypes.CDLL(None, use_errno=True)
     spaces.check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    # The kernel forgets it with each change of user.
+    # The kernel clears this setting with each change of user.
     spaces.check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
-    """Give up all capabilities and the way to new ones, and let the filter judge system calls.
+    """Give up all capabilities and the way to new ones, and install the system call filter.
 
-    Where the sandbox has a user of its own, this becomes that user first. Raises OSError if anything
-    of it is not possible. What is in the same sandbox may look into this process, as it may into any
-    other there.
+    If the sandbox has a user of its own, change to that user first. Raises OSError if any step
+    fails. Other processes in the sandbox may trace this one, as they may trace each other.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if has_own_user:
@@ -154,7 +158,7 @@ def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
 
 
 def drop_bounds() -> None:
-    """See to it that no program can bring capabilities; raises OSError."""
+    """Empty the bounding set, so that no program can gain capabilities; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_CAPABILITIES_MAX):
         if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
@@ -162,7 +166,7 @@ def drop_bounds() -> None:
 
 
 def lose_capabilities() -> None:
-    """Give up all capabilities, also those that a program could bring; raises OSError."""
+    """Drop all capabilities, also from the bounding set; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     drop_bounds()
     spaces.check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
@@ -171,7 +175,7 @@ def lose_capabilities() -> None:
 
 
 def limit_terminals(pid: int) -> None:
-    """Let what is with that process have so many terminals: all sandboxes share those of the kernel.
+    """Limit the pseudoterminals of a process's sandbox: all sandboxes share the kernel's maximum.
 
     Raises OSError.
     """
@@ -190,12 +194,12 @@ def limit_terminals(pid: int) -> None:
 
 
 def become_hidden() -> None:
-    """Let no other process look into this one, whoever it belongs to; raises OSError."""
+    """Prevent other processes from reading or tracing this one; raises OSError."""
     spaces.check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the pid of the process that a descriptor stands for; raises ProcessLookupError."""
+    """Return the pid of a pidfd's process; raises ProcessLookupError."""
     found = re.search(
         r"^Pid:\s*(\d+)$", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE
     )

@@ -1,8 +1,8 @@
-"""Shows layers below the files of a sandbox: file systems of the kernel that join both (overlayfs).
+"""Mounts layers below the files of a sandbox with overlayfs.
 
-Run as a program, by root, with the standard library alone. All is made ready in a mount namespace that
-nobody else sees, so that what is ended half-way leaves nothing. What belongs to the layer's user is
-shown as the sandbox's, without a change to any file.
+Run as a program, by root, with the standard library alone. It prepares all mounts in a private
+mount namespace, so that nothing is left if it is interrupted. Files of the layer's owner are shown
+as the sandbox user's through an idmapped mount, without changing any file.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _NO_SUID_NO_DEVICES = 2 | 4
 _IDMAP = 0x100000
 _PRIVATE = 0x4000 | 1 << 18
 _OPTIONS = {"redirect_dir": "on", "metacopy": "on", "index": "off"}
-"""Directories of the layer can be renamed, and rights changed without a copy of what is in the file."""
+"""Permit renaming directories of the layer, and changing modes without copying the file."""
 _FAILED = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ class _Attributes(ctypes.Structure):
 
 
 def main() -> None:
-    """Do what the orders on standard input say, and explain on standard error what went wrong."""
+    """Carry out the orders on standard input; write an error to standard error."""
     try:
         _mount(json.load(sys.stdin))
     except OSError as exc:
@@ -64,24 +64,24 @@ def _mount(orders: dict[str, Any]) -> None:
     os.setns(theirs, os.CLONE_NEWNS)
     if not orders["is_trial"]:
         for number, one in zip(made, orders["mounts"], strict=True):
-            # The program of a server that was killed meanwhile may have come first.
+            # The program of a server that was killed meanwhile may have mounted it already.
             if not os.path.ismount(one["at"]):
                 _move(number, one["at"])
 
 
 def _made(one: dict[str, str], name: str, space: int | None) -> int:
-    """Make one such file system, which is nowhere to be seen yet."""
+    """Create one overlay file system, not mounted yet."""
     lower = _call("layer", _OPEN_TREE, _HERE, os.fsencode(one["lower"]), _CLONE)
     if space is not None:
         mapped = _Attributes(set=_IDMAP, space=space)
         size = ctypes.sizeof(mapped)
         step = "files shown as another user's"
         _call(step, _MOUNT_SETATTR, lower, b"", _EMPTY_PATH, ctypes.byref(mapped), size)
-    # Before Linux 6.15 only what is mounted somewhere can be part of one.
+    # Before Linux 6.15, only mounted file systems can be part of an overlay.
     _move(lower, one["at"])
     upper, work = (os.open(one[part], os.O_PATH | os.O_CLOEXEC) for part in ("upper", "work"))
     context = _call("overlayfs", _FSOPEN, b"overlay", _CLOEXEC)
-    # By descriptors: in these options a path may be neither long nor hold commas and colons.
+    # Use descriptors: a path in these options must not be long nor contain commas and colons.
     parts = {"lowerdir": lower, "upperdir": upper, "workdir": work}
     options = {part: f"/proc/self/fd/{number}" for part, number in parts.items()}
     for option, text in {"source": name, **options, **_OPTIONS}.items():

@@ -1,12 +1,12 @@
 """The parent of everything that runs in one process sandbox.
 
-Run as a program, by `backend`, with the standard library alone. It reads its
-orders from standard input, so that no secret is in an argument list; holds the sandbox's ports;
-starts the command; writes its output to a log; takes further commands over a socket; and records
-how the command ended. Where bubblewrap is used it stays outside and believes nothing that comes
-from within: ports and commands are then the matter of `inside`, to which it
-hands what connects. Whatever a sandbox starts stays its descendant, even what daemonises. It
-outlives the server that started it: a later one finds all it needs in the state file.
+Run as a program, by `backend`, with the standard library alone. It reads its orders from standard
+input, so that no argument list contains a secret; reserves the sandbox's ports; starts the command;
+writes its output to a log; accepts further commands over a socket; and records the command's exit.
+With bubblewrap, it stays outside and trusts nothing that comes from inside: `inside` handles ports
+and commands, and the shim forwards connections to it. All processes of a sandbox stay its
+descendants, even daemons. It outlives the server that started it: a later server finds all it needs
+in the state file.
 """
 
 import base64
@@ -50,7 +50,7 @@ from .joining import let_in, limit_terminals, pid_of, way_in
 from .watch import PAUSE_SECONDS, LimitWatch, apply_limits, be_expendable, expendable
 
 VERSION: Final = 1
-"""Of the orders, the state file and the socket's language."""
+"""Version of the orders, the state file and the socket's protocol."""
 
 _LINE_MAX = 8192
 _SECRET_LENGTH_MIN = 8
@@ -60,13 +60,14 @@ _MESSAGE_MAX = 65536
 _CREDENTIALS: Final = struct.Struct("=iII")
 
 ZYGOTE: Final = "zygote"
-"""How a command was started that is a fork of a loaded program; anything else says why not."""
+"""How the command was started if it is a fork of a loaded program; any other text says why it is
+not."""
 SILENT: Final = "the zygote does not answer"
-"""Why not, if a fork took too long."""
+"""The reason if a fork took too long."""
 
 
 def main() -> None:
-    """Do what the orders say until the command has ended and nothing of it is left."""
+    """Carry out the orders until the command and all its descendants have ended."""
     orders: Json = json.load(sys.stdin)
     _close_others(_given(orders))
     umask = os.umask(0o077)
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 class Shim:
-    """One sandbox's life: ports, command, log, socket, end."""
+    """One run of a sandbox: its ports, command, log, control socket and exit."""
 
     def __init__(self, orders: Json, umask: int) -> None:
         self.orders = orders
@@ -104,15 +105,15 @@ class Shim:
         self.log = Log(Path(orders["directory"], "log"), orders["log_bytes"], orders["secrets"])
         self.held: Ports | None = None
         self.inside: socket.socket | None = None
-        """Leads to what runs in bubblewrap, if anything does."""
+        """The socket to the first process in bubblewrap, if there is one."""
         self.uplink: OutboundLink | None = None
-        """The way out of a network of its own, if it has one."""
+        """The uplink of a sandbox with a network of its own, if there is one."""
         self.next_look = 0.0
 
     def run(self) -> None:
-        """Start the command, tell the server, and stay until all has ended."""
+        """Start the command, report that to the server, and stay until all processes have ended."""
         self.state["cgroup"] = _join(self.orders["cgroup"])
-        # What cannot be limited as ordered is not started: nobody is told that it is ready.
+        # Without the ordered limits nothing is started: the server gets no ready message.
         apply_limits(self.orders)
         self.watch = LimitWatch(self.orders, self._processes)
         listener = _listen(self.orders["control"])
@@ -136,7 +137,7 @@ class Shim:
             _tell_ready()
             return
         self._save()
-        # A shutting-down machine terminates everybody; the command deserves to hear it, too.
+        # A machine that shuts down terminates every process; forward that to the command.
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._terminate(command))
         _tell_ready()
         self._attend(command, listener, wake)
@@ -176,7 +177,7 @@ class Shim:
             )
         theirs.close()
         if user:
-            # What is written to by name, such as /dev/stdout, has to be its own.
+            # Files that are opened by name, such as /dev/stdout, must belong to the sandbox's user.
             for number in (command.out, command.err):
                 os.fchown(number, user, user)
         names = [name for name, _ in self.orders["ports"]]
@@ -186,14 +187,14 @@ class Shim:
         with ChildFiles() as files:
             orders = files.add("orders", json.dumps(told).encode())
             numbers = [orders, *(one.fileno() for one in listeners)]
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # it has ended
                 socket.send_fds(self.inside, [b"start"], numbers)
         for one in listeners:
             one.close()
         return command
 
     def _settle(self, command: Command) -> str:
-        """Wait until the inside says its ports; return what went wrong, or nothing."""
+        """Wait until `inside` reports its ports; return the problem, or an empty string."""
         assert self.inside is not None  # noqa: S101  # for the type checker
         self.inside.settimeout(_SETUP_SECONDS)
         said = b""
@@ -204,23 +205,23 @@ class Shim:
         self.state["ports"] = answer.get("ports", {})
         problem = str(answer.get("failed", ""))
         if not problem:
-            with contextlib.suppress(OSError):  # it has ended already, or nothing can be mounted
+            with contextlib.suppress(OSError):  # it has ended, or mounting is not permitted
                 limit_terminals(pid_of(files[0]))
         if not problem and self.orders["box"]["uplink"]:
             problem = self._link(command, files[0])
         if not problem and self.orders["loan"] is not None:
             self._use_loan(self.orders["loan"], files)
         elif not problem and self.uplink is not None:
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # it has ended
                 self.inside.send(b"alone")
         for number in files:
             os.close(number)
-        # From here on nothing is read of it: whatever runs inside could speak for it.
+        # Nothing is read from it from here on: any process inside could write to it.
         self.inside.setblocking(False)
         return problem
 
     def _link(self, command: Command, first: int) -> str:
-        """Lead out of the network of that process; return what went wrong, or nothing."""
+        """Start the uplink of a process's network; return the problem, or an empty string."""
         box = self.orders["box"]
         try:
             self.uplink = OutboundLink(box["uplink"], pid_of(first), box["user"])
@@ -230,7 +231,7 @@ class Shim:
         return ""
 
     def _look_after(self, command: Command) -> None:
-        """Look after the limits and the way out, unless that was only just done."""
+        """Check the limits and the uplink, unless that was done just now."""
         if time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + PAUSE_SECONDS
@@ -239,14 +240,14 @@ class Shim:
         if self.uplink is None:
             return
         with contextlib.suppress(OSError):
-            # Where it runs, it is kept from what this machine is now.
+            # If it runs, block addresses that this machine has got; otherwise restart it.
             if command.watched:
                 self.uplink.follow()
             else:
                 command.watched = self.uplink.start()
 
     def _use_loan(self, loan: int, first: Sequence[int]) -> None:
-        """Have a fork of what is loaded go inside, or the command be started there as usual."""
+        """Let a fork of the loaded program enter the sandbox, or start the command normally."""
         assert self.inside is not None  # noqa: S101  # for the type checker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(fileno=loan) as fork, ours, theirs:
@@ -254,14 +255,14 @@ class Shim:
             fork.settimeout(self.orders["loan_seconds"])
             reason = _lead_in(fork, self._loaned(), groups, first[0], theirs.fileno())
             self.state["started_by"] = reason or ZYGOTE
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # it has ended
                 if reason:
                     self.inside.send(b"alone")
                 else:
                     socket.send_fds(self.inside, [b"adopt"], [ours.fileno()])
 
     def _loaned(self) -> Json:
-        """Return what a fork has to know to be the command inside."""
+        """Return the orders of a fork that becomes the command inside."""
         inside, ports = self.orders["box"]["inside"], self.state["ports"]
         return {
             "argv": [fill(part, ports) for part in inside["argv"]],
@@ -297,7 +298,7 @@ class Shim:
                     poller.unregister(descriptor)
 
     def _processes(self) -> list[int]:
-        """Return the pids of all that runs in the sandbox, this process among them."""
+        """Return the pids of all processes in the sandbox, including this one."""
         group = self.state["cgroup"]
         with contextlib.suppress(OSError):
             if group:
@@ -314,7 +315,7 @@ class Shim:
     def _serve(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         if self.inside is not None:
-            with contextlib.suppress(OSError):  # it takes no more now: who asked finds it closed
+            with contextlib.suppress(OSError):  # its buffer is full: the caller's connection closes
                 socket.send_fds(self.inside, [b"serve"], [connection.fileno()])
         else:
             execution = Execution(self.orders, self.state["ports"], self.umask)
@@ -339,7 +340,7 @@ class Shim:
         self._save()
 
     def _save(self) -> None:
-        # A full disk or a removed directory must not take the sandbox down with it.
+        # A full disk or a removed directory must not end the sandbox.
         with contextlib.suppress(OSError):
             new = self.state_file.with_suffix(".new")
             new.write_text(json.dumps(self.state))
@@ -347,7 +348,7 @@ class Shim:
 
 
 class Log:
-    """Two files of bounded size with one line of output per line, its time and its stream."""
+    """Two files of bounded size; each line is a line of output with its time and stream."""
 
     def __init__(self, path: Path, size: int, secrets: Iterable[str]) -> None:
         self.path = path
@@ -356,16 +357,17 @@ class Log:
         self.filled = self.file.tell()
         self.partial = {b"o": b"", b"e": b""}
         lines = {line for secret in secrets for line in secret.splitlines()}
-        # The longest first: one may begin with another.
+        # Longest first: a secret may start with another.
         known = sorted(lines, key=len, reverse=True)
         self.secrets = [line.encode() for line in known if len(line) >= _SECRET_LENGTH_MIN]
         self.longest = max(map(len, self.secrets), default=0)
 
     def copy(self, descriptor: int, stream: bytes) -> bool:
-        """Move what a pipe holds into the log; return False at the end of the stream."""
+        """Move the bytes of a pipe to the log; return False at the end of the stream."""
         taken, is_open = read_available(descriptor)
         *lines, rest = (self.partial[stream] + taken).split(b"\n")
-        # So much is kept that no secret that is begun in what is written ends in what has not come yet.
+        # Keep enough bytes that a secret which starts in the written part cannot end in the unread
+        # one.
         bound = _LINE_MAX + self.longest
         while len(rest) > bound:
             end = self._end_of_piece(rest)
@@ -380,14 +382,14 @@ class Log:
         return is_open
 
     def end_lines(self) -> None:
-        """Write lines that were begun and will not be finished."""
+        """Write incomplete lines that will not be continued."""
         for stream, rest in self.partial.items():
             if rest:
                 self._write(stream, [rest])
                 self.partial[stream] = b""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the log."""
         with contextlib.suppress(OSError):
             self.file.close()
 
@@ -406,7 +408,7 @@ class Log:
                 self.file.flush()
 
     def _rotate(self) -> None:
-        # Each step may have failed before: the file is closed, or has its new name.
+        # Each step may have failed before: the file may be closed or renamed already.
         self.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.replace(self.path.with_suffix(".1"))
@@ -414,7 +416,7 @@ class Log:
         self.filled = 0
 
     def _end_of_piece(self, line: bytes) -> int:
-        """Return where a long line can be broken without breaking a secret, 0 where it cannot."""
+        """Return where a long line can be split without splitting a secret, 0 if nowhere."""
         end = _LINE_MAX
         while end:
             places = [
@@ -434,13 +436,13 @@ class Log:
 
 
 def _given(orders: Json) -> list[int]:
-    """Return what the server has left open for this process, besides the standard streams."""
+    """Return the descriptors that the server passes besides the standard streams."""
     around = orders["box"]["around"] if orders["box"] else None
     return sorted(number for number in (orders["loan"], around) if number is not None)
 
 
 def _close_others(given: Sequence[int]) -> None:
-    """Close what was open by chance where the server was started: it is for no sandbox."""
+    """Close other inherited descriptors of the server's parent, which no sandbox may get."""
     first = 3
     for number in given:
         os.closerange(first, number)
@@ -468,9 +470,9 @@ def _listen(path: str) -> socket.socket:
 
 
 def _lead_in(fork: socket.socket, told: Json, groups: Iterable[str], inside: int, talk: int) -> str:
-    """Have a fork join what is inside; return why it could not, or nothing.
+    """Let a fork join the process inside; return why it could not, or an empty string.
 
-    It has no right to join groups, and is not asked for its number: the kernel is.
+    The fork may not join control groups itself. Its pid comes from the kernel, not from the fork.
     """
     with ChildFiles() as files:
         orders = files.add("orders", json.dumps(told).encode())
@@ -495,7 +497,7 @@ def _lead_in(fork: socket.socket, told: Json, groups: Iterable[str], inside: int
 
 
 def _hear_from(fork: socket.socket) -> tuple[str, int]:
-    """Return what was said, and by which process."""
+    """Return a message, and the pid of its sender."""
     room = socket.CMSG_SPACE(_CREDENTIALS.size)
     said, extra, _, _ = fork.recvmsg(_MESSAGE_MAX, room)
     for level, kind, data in extra:
@@ -518,7 +520,7 @@ def _join(cgroup: str) -> str:
 
 
 def _tell_ready() -> None:
-    # The server may have been killed meanwhile; a later one looks for the state file.
+    # The server may have been killed meanwhile; a later one reads the state file.
     with contextlib.suppress(BrokenPipeError):
         os.write(1, b"ready\n")
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,14 +1,13 @@
-"""User namespaces in which a sandbox has a user of its own, made by root before it gives up being root.
+"""User namespaces that give a sandbox a user of its own, created while still root.
 
-Used by what starts bubblewrap for a server that is root, with the standard library alone and little
-of that: a server that starts waits for a trial of it. What sets
-a sandbox up has to open what only root may enter; what runs in it must never be root to anything.
-So there are two namespaces, one in the other: the outer one knows root and the sandbox's user, and
-only bubblewrap is in it; the inner one knows the sandbox's user alone. Around both is a third where
-the sandbox's command is to come from the fork server: it belongs to the fork server's user, which
-thereby may enter what is in it without a single capability. Bubblewrap is started there. For a server
-that is not root bubblewrap makes the first two itself, and the one around them is that in which the
-fork server is.
+Used to start bubblewrap if the server is root; imports little of the standard library, because a
+starting server waits for a trial of it. Setting up a sandbox needs files that only root may open;
+processes in the sandbox must never be root to anything. So there are two nested namespaces: the
+outer one maps root and the sandbox's user, and only bubblewrap is in it; the inner one maps the
+sandbox's user alone. If the command should come from the fork server, a third one encloses both: it
+belongs to the fork server's user, who may thereby enter the other two without any capability.
+bubblewrap is started in it. If the server is not root, bubblewrap creates the first two itself, and
+the enclosing one is the fork server's.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 
 INSIDE = 1000
-"""What a sandbox's user is called inside, whoever it is outside."""
+"""The user id of a sandbox inside, whatever its user id is outside."""
 
 _MAPS = ("gid_map", "uid_map")
 _SHARED_LIMITS = ("/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches")
@@ -31,11 +30,12 @@ _SHARED_RESOURCES = (
     resource.RLIMIT_MSGQUEUE,
     resource.RLIMIT_SIGPENDING,
 )
-"""What the kernel counts for the fork server's user, too, in whose namespaces all sandboxes are."""
+"""Limits that the kernel also counts for the fork server's user, whose namespaces enclose all
+sandboxes."""
 _SHARE = 4
-"""One sandbox has at most such a part of it."""
+"""One sandbox gets at most this fraction of them."""
 NS_GET_USERNS = 0xB701
-"""Asks for the user namespace to which another namespace belongs."""
+"""The ioctl that returns the user namespace which owns another namespace."""
 _NS_GET_PARENT = 0xB702
 _PR_SET_KEEPCAPS = 8
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -45,11 +45,11 @@ _FAILED = 1
 
 
 class NamespaceUnavailable(OSError):
-    """There can be no such namespaces here."""
+    """The user namespaces cannot be created here."""
 
 
 class UserNamespaces:
-    """The descriptors of one sandbox's user namespaces; none for a sandbox that needs none."""
+    """The descriptors of one sandbox's user namespaces; empty if it needs none."""
 
     def __init__(self) -> None:
         self.around: int | None = None
@@ -64,11 +64,11 @@ class UserNamespaces:
 
 @contextlib.contextmanager
 def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterator[UserNamespaces]:
-    """Make the namespaces and close them at the end; raises NamespaceUnavailable.
+    """Create the namespaces and close them at the end; raises NamespaceUnavailable.
 
-    The pair belongs to that user, who may enter it from where it was made and from nowhere else.
-    For user 0, who needs none, there are none but `around`, if that is there already. With
-    `entered_by`, the pair is made within one that belongs to that user.
+    The pair belongs to that user, who may enter it only from the namespace in which it was created.
+    User 0 needs no pair, and gets only `around`, if that exists. With `entered_by`, the pair is
+    created within a namespace that belongs to that user.
     """
     spaces = UserNamespaces()
     try:
@@ -86,9 +86,9 @@ def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterat
 
 @contextlib.contextmanager
 def _holder(hold: Callable[[int, int], None]) -> Iterator[tuple[int, int, FileIO]]:
-    """Fork a process that holds namespaces, and wait for its end at the end.
+    """Fork a process that holds namespaces, and wait for it when the context ends.
 
-    It gets a pipe to hear by and one to speak by; the caller its pid and the other ends of these.
+    It gets a pipe to read from and one to write to; the caller gets its pid and the other ends.
     """
     heard, tell = os.pipe()
     listen, said = os.pipe()
@@ -103,7 +103,7 @@ def _holder(hold: Callable[[int, int], None]) -> Iterator[tuple[int, int, FileIO
         with os.fdopen(listen, "rb", buffering=0) as answers:
             yield pid, tell, answers
     finally:
-        # The holders of the namespaces end when nobody can tell them anything any more.
+        # The holders of the namespaces end when the write end of their pipe is closed.
         os.close(tell)
         os.waitpid(pid, 0)
 
@@ -134,7 +134,7 @@ def _space_of(pid: int) -> int:
 
 
 def mapping(owner: int, user: int) -> int:
-    """Return a namespace in which one user's files are another one's; raises OSError."""
+    """Return a user namespace that maps one user's files to another user; raises OSError."""
     with _holder(_hold) as (pid, _, answers):
         if answers.read(_MESSAGE_MAX) != b"!":
             raise NamespaceUnavailable("no user namespace can be made")
@@ -143,7 +143,7 @@ def mapping(owner: int, user: int) -> int:
 
 
 def around(space: int) -> int | None:
-    """Return the user namespace around one, in which its owner may enter it; None if that is this."""
+    """Return the parent user namespace, whose owner may enter a namespace; None if it is ours."""
     number = fcntl.ioctl(space, _NS_GET_PARENT)
     os.set_inheritable(number, False)
     if os.path.samestat(os.fstat(number), os.stat("/proc/self/ns/user")):  # noqa: PTH116  # as above
@@ -153,9 +153,9 @@ def around(space: int) -> int | None:
 
 
 def run_within(namespace: int, act: Callable[[], None]) -> bool:
-    """Do something in a namespace with all rights there, in a fork; say whether it was done.
+    """Call a function with all rights in a namespace, in a fork; return whether it succeeded.
 
-    Raises OSError where there can be no other process.
+    Raises OSError if no process can be forked.
     """
     pid = os.fork()
     if pid == 0:
@@ -171,18 +171,18 @@ def run_within(namespace: int, act: Callable[[], None]) -> bool:
 
 
 def arguments(pair: Sequence[int]) -> list[str]:
-    """Return bubblewrap's arguments for a sandbox that is to be in these; none for none."""
+    """Return bubblewrap's arguments to enter these namespaces; empty without namespaces."""
     if not pair:
         return []
     outer, inner = map(str, pair)
-    # Only whoever may give up capabilities can see to it that none comes back.
+    # A process needs this capability to make sure that no other one comes back.
     return ["--userns", outer, "--userns2", inner, "--cap-add", "CAP_SETPCAP"]
 
 
 def become(user: int, around: int | None = None) -> None:
-    """Be that user, with no group but its own and without any right of root's; 0 is whoever this is.
+    """Change to a user without supplementary groups or root's rights; 0 changes nothing.
 
-    With `around`, in that user namespace.
+    With `around`, join that user namespace first.
     """
     if around is not None:
         os.setns(around, os.CLONE_NEWUSER)
@@ -194,7 +194,7 @@ def become(user: int, around: int | None = None) -> None:
 
 
 def main() -> None:
-    """Become bubblewrap as a user of its own: USER PROGRAM ARGUMENTS-FILE COMMAND..."""
+    """Execute bubblewrap as a user of its own: USER PROGRAM ARGUMENTS-FILE COMMAND..."""
     user, program, number, *command = sys.argv[1:]
     try:
         with made(int(user)) as spaces:
@@ -227,7 +227,7 @@ def _hold_all(user: int, entered_by: int, heard: int, said: int) -> None:
 
 
 def _shares() -> dict[str, bytes]:
-    """Return what to write where, so that one sandbox does not use up what there is for all."""
+    """Return the values to write to limits, so that no sandbox exhausts those of all."""
     found = {}
     for path in _SHARED_LIMITS:
         with contextlib.suppress(OSError, ValueError):
@@ -238,7 +238,7 @@ def _shares() -> dict[str, bytes]:
 
 
 def _hold_outer(heard: int, said: int, readied: int) -> None:
-    # What is made now has the limits of its maker, who has what all sandboxes have together.
+    # A new namespace gets the limits of its creator, who has those of all sandboxes together.
     for kind in _SHARED_RESOURCES:
         most, bound = resource.getrlimit(kind)
         if most != resource.RLIM_INFINITY:
@@ -253,9 +253,9 @@ def _hold_inner(heard: int, said: int) -> None:
 
 
 def _hold_within(known: str, said: int, hold: Callable[[int], None]) -> None:
-    """Have a child make a namespace, say its pid, and wait for its end.
+    """Fork a child that creates a namespace, report its pid, and wait for its end.
 
-    Only who is in the namespace around it may say who it knows.
+    Only a process in the parent namespace may write the id maps.
     """
     ready, readied = os.pipe()
     pid = os.fork()
@@ -285,7 +285,7 @@ def _outer(user: int) -> str:
 
 
 def _become_with_rights(user: int) -> None:
-    # The kernel may let root alone make namespaces; whose they are is whoever makes them.
+    # The kernel may permit only root to create user namespaces; their owner is the creator's user.
     libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     rights = ctypes.create_string_buffer(_CAPABILITY_BYTES)
@@ -326,6 +326,6 @@ def _expect(answer: bytes) -> int:
 
 
 def check(result: int) -> None:
-    """Raise OSError for what a call of the C library has answered, unless that is 0."""
+    """Raise OSError if a call of the C library did not return 0."""
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

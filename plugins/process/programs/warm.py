@@ -1,10 +1,10 @@
-"""The fork server: a process that has loaded the agent server, and of which each fork becomes one.
+"""The fork server: a process with the agent server loaded, whose forks become agent servers.
 
-Run as a program by `zygote`. It has one thread, no event loop, no socket but the
-one to the server, and nothing that belongs to a sandbox. The server sends it sockets; for each it
-forks, and the fork alone hears on that socket what it is to be: a process inside a sandbox that
-bubblewrap holds, to which it is given away. From then on neither knows of the other. It has no rights,
-as `bubblewrap.fork_server_arguments` says.
+Run as a program by `zygote`. It has one thread, no event loop, no socket but the one to the server,
+and no data of a sandbox. The server sends it sockets; it forks for each, and only the fork reads
+its orders from that socket: it enters a bubblewrap sandbox and becomes a process there. From then
+on neither knows of the other. The fork server runs without rights, see
+`bubblewrap.fork_server_arguments`.
 """
 
 import atexit
@@ -35,31 +35,31 @@ from .children import MAX_FILES, connect, listener_environment, take_name
 from .watch import apply_limits
 
 _SHARE: Final = 0.5
-"""How much of a processor it takes to load as long as nobody waits."""
+"""CPU share that loading takes as long as no start waits for it."""
 _COLLECT_EVERY: Final = 20_000
-"""How many objects more there may be while loading before garbage is looked for: what is freed early
-is used again by what is loaded next."""
+"""Garbage collection threshold while loading: memory that is freed early is reused by later
+imports."""
 _MESSAGE_MAX: Final = 4096
 _FILES_MAX: Final = 8
 _PASSED: Final = 3
-"""The number under which a fork has the socket of the port that it listens at."""
+"""Descriptor number of the socket that a fork listens on."""
 _ORDER_SECONDS: Final = 60.0
 _FAILED: Final = 1
 
 _FOR_EACH: Final = frozenset({"HOME", "TMPDIR", "TEMP", "TMP", "PATH", "TMUX_TMPDIR", "PWD", "TZ"})
-"""Variables that are read while loading, too, and are the same in all sandboxes or read again."""
+"""Variables that are also read while loading, and are the same in all sandboxes or read again."""
 
 _EARLY: Final = (
     *("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GCONV_", "LOCPATH", "OPENSSL_"),
     *("GRPC_", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "RAYON_", "RUST_", "TOKENIZERS_"),
     *("FASTMCP_", "MCP_", "BROWSER_USE_", "LMNR_", "OTEL_", "PROTOCOL_BUFFERS_"),
 )
-"""How the names of variables begin that count before or without anybody's asking for them."""
+"""Prefixes of variables that have an effect at the start of Python, or without being read."""
 
 
 def main() -> None:
-    """Load, fork for each socket that comes until the server hangs up, and in a fork be the program."""
-    # The first to be registered is called last: nobody needs what was loaded to be let go of.
+    """Load, fork for each socket until the server hangs up, and run the program in a fork."""
+    # Registered first, so called last: exit without freeing what was loaded.
     exit_code: list[int] = []
     atexit.register(_end, exit_code)
     orders = _load_and_serve(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])
@@ -78,8 +78,8 @@ def _end(exit_code: Sequence[int]) -> None:
 
 
 def _load_and_serve(number: int, budget: int, program: str, preload: str) -> "Fork":
-    """Return in forks only."""
-    # Whoever started the server may have left it files that are open for its children, too.
+    """Load and serve; return in forks only."""
+    # The parent of the server may have left it open files that children inherit.
     os.closerange(number + 1, MAX_FILES)
     control = socket.socket(fileno=number)
     control.set_inheritable(False)
@@ -102,17 +102,17 @@ def _load_and_serve(number: int, budget: int, program: str, preload: str) -> "Fo
 
 
 class PreloadedProgram:
-    """A program that has been loaded, of which forks are made."""
+    """A loaded program and its forks."""
 
     def __init__(self, program: str, preload: str) -> None:
-        """Take the program, and the module that loads it and sets it up in a fork."""
+        """Store the program, and the module that loads it and sets it up in a fork."""
         self.program = program
         self.preload = preload
         self.asked = ReadVariables()
         self.set_up: Callable[[], None] = _nothing
 
     def load(self, control: socket.socket) -> None:
-        """Load all that is the same for each sandbox."""
+        """Load everything that is the same for each sandbox."""
         search_path = list(sys.path)
         thresholds = gc.get_threshold()
         gc.set_threshold(_COLLECT_EVERY)
@@ -132,7 +132,7 @@ class PreloadedProgram:
         gc.freeze()
 
     def problem(self, budget: int) -> str:
-        """Return why no fork can be made of this, or nothing."""
+        """Return why this process cannot be forked, or an empty string."""
         tasks = len(list(Path("/proc/self/task").iterdir()))
         if tasks != 1:
             return f"it has {tasks} threads once it is loaded"
@@ -140,7 +140,7 @@ class PreloadedProgram:
         return f"it takes {size >> 20} MiB, more than it may" if size > budget else ""
 
     def serve(self, control: socket.socket) -> "Fork | None":
-        """Fork for each socket that comes; return in a fork that is in its sandbox, and at the end."""
+        """Fork for each socket; return in a fork that is in its sandbox, and at the end."""
         while True:
             message, files, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
@@ -152,7 +152,7 @@ class PreloadedProgram:
                 os.close(number)
 
     def _be_of_use(self, number: int) -> "Fork":
-        """Return in the last of the forks; the others end here."""
+        """Return in the last of the forks; the others exit here."""
         with _ending_alone():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
@@ -172,14 +172,15 @@ class PreloadedProgram:
             os._exit(0)
 
     def _join(self, holder: socket.socket, orders: Mapping[str, Any]) -> str | None:
-        """Have a fork of this in a sandbox, as a child of the first process there; None in that fork."""
+        """Fork into a sandbox, as a child of its first process; return None in that fork."""
         if reason := self.asked.refusal(orders["env"]):
             return reason
         try:
             holder.send(b"here")
             flags, numbers, _, _ = socket.recv_fds(holder, _MESSAGE_MAX, _FILES_MAX)
             joining.enter(int(flags), numbers)
-            # The second belongs to the first process there when the first has ended.
+            # When the first fork has ended, the second becomes a child of the sandbox's first
+            # process.
             first = _fork()
         except (OSError, ValueError) as exc:
             return f"its namespaces cannot be joined: {exc}"
@@ -192,10 +193,10 @@ class PreloadedProgram:
 
 
 class Fork:
-    """A fork in its sandbox, on its way to be the program."""
+    """A fork in its sandbox that is about to become the program."""
 
     def __init__(self, warm: PreloadedProgram, orders: Mapping[str, Any], talk: int) -> None:
-        """Give up all rights, and take what the first process there gives."""
+        """Give up all rights, and receive the descriptors from the sandbox's first process."""
         apply_limits(dict(orders))
         joining.renounce(base64.b64decode(orders["filter"]), has_own_user=orders["has_own_user"])
         self._warm, self._orders = warm, orders
@@ -215,7 +216,7 @@ class Fork:
         self._told = listener_environment([_PASSED] * len(passed))
 
     def run(self) -> None:
-        """Do what `python -m` does."""
+        """Run the program as `python -m` does."""
         cwd, argv = self._orders["cwd"], self._orders["argv"]
         os.umask(self._umask)
         os.chdir(cwd)
@@ -229,23 +230,23 @@ class Fork:
 
 
 def _nothing() -> None:
-    """Set up a program of which nothing is loaded yet."""
+    """Set up nothing: no program is loaded yet."""
 
 
 class ReadVariables:
-    """The variables that somebody wanted while loading, and what they were."""
+    """The environment variables that were read while loading, and their values."""
 
     def __init__(self) -> None:
         self.again: tuple[str, ...] = ()
-        """How the names begin of those that are left out, which each fork asks for again."""
+        """Prefixes of variables that are ignored, because each fork reads them again."""
         self.found: dict[str, str | None] = {}
         self.made: dict[str, str] = {}
-        """What loading itself has set, as it does in each process."""
+        """Variables that loading itself has set, as it would in each process."""
         self._begun_with = dict(os.environ)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Note what is asked meanwhile."""
+        """Record which variables are read and set in the context."""
         kind: Any = type(os.environ)
         read, write = kind.__getitem__, kind.__setitem__
 
@@ -269,7 +270,7 @@ class ReadVariables:
             kind.__getitem__, kind.__setitem__ = read, write
 
     def refusal(self, env: Mapping[str, str]) -> str:
-        """Return why what has been loaded is not right for an environment, or nothing."""
+        """Return why the loaded program does not fit an environment, or an empty string."""
         for name in sorted(self.found.keys() - _FOR_EACH):
             if not name.startswith(self.again) and env.get(name) != self.found[name]:
                 return f"`{name}` counts while the agent server is loaded"
@@ -280,7 +281,7 @@ class ReadVariables:
 
 
 def begin_anew(env: Mapping[str, str]) -> None:
-    """Have this environment, and chance of one's own."""
+    """Set this environment, and reseed the random number generators."""
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
@@ -293,7 +294,7 @@ def begin_anew(env: Mapping[str, str]) -> None:
 
 
 def take_signals() -> None:
-    """Handle signals as Python does when it starts."""
+    """Reset signal handlers to those of a new Python."""
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -304,7 +305,7 @@ def take_signals() -> None:
 
 
 class _Throttle(MetaPathFinder):
-    """Asked before each import, it pauses until somebody waits, and ends where nobody is left."""
+    """Import hook that throttles loading until a start waits, and exits if the server is gone."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -335,10 +336,10 @@ def _fork() -> int:
 
 @contextlib.contextmanager
 def _ending_alone() -> Iterator[None]:
-    """Let nothing that goes wrong go back to where a fork came from."""
+    """Exit on any error, so that none propagates to the code of the fork server."""
     try:
         yield
-    except BaseException:  # noqa: BLE001  # there is nobody else to hear of it
+    except BaseException:  # noqa: BLE001  # there is no caller to report it to
         kind, exc, trace = sys.exc_info()
         if kind is not None and exc is not None:
             sys.excepthook(kind, exc, trace)

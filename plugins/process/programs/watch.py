@@ -1,6 +1,6 @@
 """Watches a running sandbox for out-of-memory kills and disk usage.
 
-Used by what holds a process sandbox, with the standard library alone.
+Used by the shim, with the standard library alone.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from typing import Any, Final
 from ..files import read_field
 
 PAUSE_SECONDS: Final = 2.0
-"""How often the holder looks; a kill and an end less than `_TOGETHER_SECONDS` apart are one."""
+"""Interval of the checks; an OOM kill and an exit less than `_TOGETHER_SECONDS` apart belong
+together."""
 
 OUT_OF_MEMORY: Final = "out_of_memory"
 DISK_FULL: Final = "disk_full"
@@ -23,11 +24,11 @@ DISK_FULL: Final = "disk_full"
 _TOGETHER_SECONDS: Final = 5.0
 _KILLED: Final = 137
 _COUNT_SHARE: Final = 20
-"""Counting takes one part in so many of the time at the most."""
+"""Counting takes at most one part in this many of the time."""
 _ANYWAY_SECONDS: Final = 300.0
 _ANSWER_MAX: Final = 128
 _ENTRY_BYTES_MIN: Final = 4096
-"""What an entry counts at least: a file system has room for so many files only, empty or not."""
+"""The size of an entry at the least: a file system also limits the number of files."""
 _LONGEST_PATH: Final = 2048
 _MAX_HELD: Final = 200
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,9 +42,9 @@ type Json = dict[str, Any]
 
 
 class LimitWatch:
-    """Looks after one sandbox's limits; `kills` is how many processes wanted too much memory.
+    """Watches the limits of one sandbox; `kills` is the number of its OOM kills.
 
-    `processes` returns the pids of all that runs in it.
+    `processes` returns the pids of all processes in it.
     """
 
     def __init__(self, orders: Json, processes: Callable[[], Iterable[int]]) -> None:
@@ -58,16 +59,16 @@ class LimitWatch:
 
     @property
     def has_limits(self) -> bool:
-        """Whether there is something to look after."""
+        """Whether there is a limit to watch."""
         return bool(self._counter or self._disk)
 
     @property
     def disk_bytes(self) -> int | None:
-        """What its files took when they were last counted; None where they are not."""
+        """The size of its files at the last count; None without a disk limit."""
         return self._disk.size if self._disk else None
 
     def check(self) -> bool:
-        """Look, and say whether there is something new."""
+        """Check the limits; return whether anything has changed."""
         before = (self.kills, self.is_disk_full, self.disk_bytes)
         kills = read_kills(self._counter) - self._before
         if kills > self.kills:
@@ -77,7 +78,7 @@ class LimitWatch:
         return (self.kills, self.is_disk_full, self.disk_bytes) != before
 
     def cause_of(self, exit_code: int | None) -> str:
-        """Return why a command that has just ended did so, if it is a matter of limits."""
+        """Return the limit that ended a command which has just exited, or an empty string."""
         self.check()
         if self.is_disk_full:
             return DISK_FULL
@@ -86,11 +87,11 @@ class LimitWatch:
 
 
 class Disk:
-    """Finds out whether the files of a sandbox take more than they may.
+    """Checks whether the files of a sandbox exceed the disk limit.
 
-    What it writes makes the free space of the file system less, and the files for which there is
-    room, so its files are counted only when so much of that has gone that they may be too many, and
-    now and then in case somebody else has freed as much meanwhile. An idle sandbox costs next to nothing.
+    What it writes reduces the free space and the free inodes of the file system. So its files are
+    counted only when these have dropped so far that it may exceed the limit, and at long intervals
+    in case others have freed as much meanwhile. An idle sandbox costs next to nothing.
     """
 
     def __init__(
@@ -100,21 +101,21 @@ class Disk:
         processes: Callable[[], Iterable[int]],
         seen: Iterable[str] = (),
     ) -> None:
-        """`seen` is where some of the directories are seen together with files that do not count."""
+        """`seen` are mount points of some of the directories, with files that do not count."""
         self._directories = directories
         self._processes = processes
         self._devices = dict(_devices(directories))
         self._written = self._devices.keys() | dict(_devices(seen)).keys()
         self._limit = self._max = limit
         self.size: int | None = None
-        """What they took when they were last counted."""
+        """The size at the last count."""
         self._free = 0
         self._began = 0.0
         self._next = 0.0
         self._answer: int | None = None
 
     def is_over(self) -> bool:
-        """Say whether they were too many when they were last counted; begins to count if need be."""
+        """Return whether the last count exceeded the limit; start another count if it is due."""
         if self._answer is not None:
             self._take_answer(self._answer)
         if self._answer is None and self._is_due():
@@ -138,7 +139,7 @@ class Disk:
         return found
 
     def _count(self) -> None:
-        """Count in a process of its own; where there is room for none, here."""
+        """Count in a forked process, or here if no process can be forked."""
         self._began, self._free = time.monotonic(), self._free_now()
         ours, theirs = os.pipe()
         try:
@@ -163,7 +164,7 @@ class Disk:
 
     def _measure(self) -> int:
         unnamed = size_of_unnamed(self._processes(), self._written)
-        # One that is started again with too much is to be known as a whole.
+        # A restarted sandbox that exceeds the limit is counted completely.
         bound = _UNBOUNDED if self.size is None else self._max
         return unnamed + size_of(self._directories, bound)
 
@@ -174,14 +175,14 @@ class Disk:
             return
         os.close(answer)
         self._answer = None
-        # It ends without a word when somebody ends it; then there is another one.
+        # Without an answer it was killed; the next check starts another count.
         if not said:
             return
         size, took = said.split()
         self._next = self._began + float(took) * _COUNT_SHARE
         is_first, self.size = self.size is None, int(size)
         if is_first and self._limit < self.size <= _UNBOUNDED:
-            # It is not ended before it can remove some.
+            # Give it a chance to remove files before it is ended.
             self._max = self.size + _GROWTH_BYTES
 
 
@@ -192,7 +193,7 @@ def _devices(directories: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def size_of_unnamed(processes: Iterable[int], devices: Container[int]) -> int:
-    """Return what files take that processes have open or mapped and that have no name any more."""
+    """Return the size of deleted files that processes still have open or mapped."""
     found: dict[tuple[int, int], int] = {}
     for pid, kind in itertools.product(processes, ("fd", "map_files")):
         with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/{kind}") as entries:
@@ -205,7 +206,7 @@ def size_of_unnamed(processes: Iterable[int], devices: Container[int]) -> int:
 
 
 def apply_limits(orders: Json) -> None:
-    """Join the groups that limit this process and all it starts; raises OSError if one fails."""
+    """Join the groups that limit this process and its children; raises OSError if one fails."""
     for group in orders.get("join", ()):
         Path(group, "cgroup.procs").write_text("0")
     if (usual := orders.get("usual_files")) is not None:
@@ -220,7 +221,7 @@ def apply_limits(orders: Json) -> None:
 
 @contextlib.contextmanager
 def expendable() -> Iterator[None]:
-    """Have what is started meanwhile ended for want of memory before what holds it."""
+    """Make the OOM killer prefer processes that are started in this context."""
     before = ""
     with contextlib.suppress(OSError):
         before = _SCORE.read_text()
@@ -233,21 +234,21 @@ def expendable() -> Iterator[None]:
 
 
 def be_expendable(pid: int | None = None) -> None:
-    """Have a process, this one by default, and all it starts ended for want of memory before others."""
+    """Make the OOM killer prefer a process, by default this one, and its children."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid or 'self'}/oom_score_adj").write_text(_EXPENDABLE)
 
 
 def read_kills(path: str) -> int:
-    """Return how many processes of a group were killed for want of memory; 0 if unknown."""
+    """Return the number of OOM kills in a group; 0 if unknown."""
     return (read_field(path, "oom_kill") or 0) if path else 0
 
 
 def size_of(directories: Iterable[str], most: int) -> int:
-    """Return what files take on the disk, or some number above `most` as soon as it is more.
+    """Return the disk usage of files, or some number above `most` if it is more.
 
-    They count however deep they are: where a path gets long, a directory on the way is held open,
-    and others are found from there. What is deeper than that goes is too much.
+    Files count at any depth: if a path gets too long, a directory on the way is kept open and the
+    walk continues from there. A tree that is too deep even for that counts as too large.
     """
     total = 0
     seen: set[tuple[int, int]] = set()
@@ -279,7 +280,7 @@ def size_of(directories: Iterable[str], most: int) -> int:
 def _size_in(
     directory: int, path: bytes, seen: set[tuple[int, int]], waiting: list[bytes], most: int
 ) -> int:
-    """Return what the entries of a directory take, and note which are directories themselves."""
+    """Return the size of a directory's entries, and queue its subdirectories."""
     total = 0
     with os.scandir(directory) as entries:
         for entry in entries:

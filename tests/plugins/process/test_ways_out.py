@@ -250,7 +250,7 @@ async def test_a_server_whose_sandbox_has_a_door_that_cannot_be_opened_has_the_o
         assert await ask(bench, other, url) == "200 hello\n"
         assert (await bench.wait(other, Phase.RUNNING)).reason == ""
         reason = (await bench.wait(stuck, Phase.RUNNING)).reason
-        assert reason == "its way out cannot be opened: File exists"
+        assert reason == "its proxy socket cannot be opened: File exists"
         # As soon as it can be opened, it is.
         doors.unlink()
         aside.rename(doors)

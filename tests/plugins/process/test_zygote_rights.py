@@ -95,7 +95,7 @@ async def test_there_is_no_zygote_that_nothing_holds(
 ) -> None:
     async with probes(tmp_path, use_bubblewrap=False, zygote_delay_seconds=0.01) as bench:
         probe = await bench.probe()
-        why = "bubblewrap does not hold sandboxes here, nor would it hold it"
+        why = "bubblewrap does not work here, and the zygote needs it"
         assert probe.how == f"a plain start: {why}"
         assert (await bench.backend.probe()).facts["zygote"] == f"none: {why}"
     (line,) = [one for one in caplog.records if one.message.startswith("fork server not used")]
@@ -186,7 +186,7 @@ async def test_root_has_no_zygote_where_it_would_be_root(
 ) -> None:
     async with probes(tmp_path, uids="", zygote_delay_seconds=0.01) as bench:
         probe = await bench.probe()
-        why = "it would be root: sandboxes have no users of their own here"
+        why = "it would run as root: sandboxes have no users of their own here"
         assert probe.how == f"a plain start: {why}"
         assert (await bench.backend.probe()).facts["zygote"] == f"none: {why}"
     (line,) = [one for one in caplog.records if one.message.startswith("fork server not used")]
