@@ -1,6 +1,7 @@
-"""Sandboxes as local processes, inside bubblewrap where it works.
+"""Sandboxes as local processes, inside bubblewrap if it works.
 
-Begin with `backend`. `zygote` starts the fork server; `programs` holds what runs in processes of its own.
+Start reading at `backend`. `zygote` starts the fork server; `programs` has the programs that run in
+processes of their own.
 """
 
 from agentsvc.plugin import offers

@@ -161,7 +161,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return self._features.fences()
 
     def why_no_pool(self, spec: Spec) -> str:
-        """Refuse if the user's model is on this machine: its relay is created at the start."""
+        """Refuse a pool if a user's model is on this machine: its relay is created at the start."""
         if self.config.network is OpenNetwork.HOST:
             return ""
         near = filter(proxy_sockets.is_loopback, (*spec.reaches, *spec.models))

@@ -437,13 +437,13 @@ def _try(
         return try_program(command, passed=files.numbers())
 
 
-def try_program(command: Sequence[str], *, told: bytes = b"", passed: Sequence[int] = ()) -> str:
+def try_program(command: Sequence[str], *, stdin: bytes = b"", passed: Sequence[int] = ()) -> str:
     """Run a program with this input; return its last line of error output, or an empty string."""
     try:
         ended = subprocess.run(  # noqa: S603  # our own program, or one that the operator installed
             command,
             env={},
-            input=told,
+            input=stdin,
             capture_output=True,
             pass_fds=passed,
             timeout=_PROBE_SECONDS,
@@ -451,5 +451,5 @@ def try_program(command: Sequence[str], *, told: bytes = b"", passed: Sequence[i
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         return str(exc)
-    said = ended.stderr.decode(errors="replace").strip()
-    return said.rpartition("\n")[2] or f"it exits with {ended.returncode}" * bool(ended.returncode)
+    text = ended.stderr.decode(errors="replace").strip()
+    return text.rpartition("\n")[2] or f"it exits with {ended.returncode}" * bool(ended.returncode)

@@ -109,8 +109,8 @@ class ChildFiles:
 
     def add_arguments(self, arguments: Iterable[str]) -> int:
         """Create a file of program arguments, with `@NAME` replaced by that file's descriptor."""
-        told = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)
-        return self.add("arguments", b"".join(one.encode() + b"\0" for one in told))
+        expanded = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)
+        return self.add("arguments", b"".join(one.encode() + b"\0" for one in expanded))
 
     def numbers(self) -> tuple[int, ...]:
         """Return all descriptors."""

@@ -61,7 +61,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     cause: Cause | None = None
     is_orphaned: bool = False
-    """Processes may be left without the shim that should hold them, or without their command."""
+    """Processes may be left without the shim that should hold them, or beside a paused shim."""
     is_half_paused: bool = False
     """A pause or stop was begun and not completed."""
     memory: Memory | None = None

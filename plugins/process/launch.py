@@ -257,17 +257,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         with os.fdopen(ours, "rb", buffering=0) as answers:
             with ChildFiles() as files:
                 answer = files.put("answer", theirs)
-                told = files.add("orders", json.dumps(orders).encode())
+                orders_file = files.add("orders", json.dumps(orders).encode())
                 log = os.open(self.folder.directory / "shim.log", flags, 0o600)
-                pid = self._spawn_shim(mark, [told, answer, files.put("log", log)])
-            said = answers.read(64) if _is_readable(ours, self.config.launch_seconds) else b""
-        if said == b"ready\n":
+                pid = self._spawn_shim(mark, [orders_file, answer, files.put("log", log)])
+            message = answers.read(64) if _is_readable(ours, self.config.launch_seconds) else b""
+        if message == b"ready\n":
             return
         # This shim holds no sandbox: another one does, or it failed.
         with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped by an inspection
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        if not said:
+        if not message:
             raise BackendUnavailable(
                 "The process that holds a sandbox could not be started",
                 detail=self.folder.shim_error() or "it gave no answer",

@@ -316,8 +316,8 @@ async def _new_part(folder: SandboxDirectory) -> Path:
 
 async def _size_of(paths: Iterable[Path]) -> int:
     """Return the disk usage of directories in bytes."""
-    said = await _run("du", "--summarize", "--total", "--block-size=1", "--", *map(str, paths))
-    return int(said.splitlines()[-1].split()[0])
+    output = await _run("du", "--summarize", "--total", "--block-size=1", "--", *map(str, paths))
+    return int(output.splitlines()[-1].split()[0])
 
 
 async def _copy(directories: Iterable[Path], into: Path) -> None:

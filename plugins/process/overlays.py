@@ -211,8 +211,8 @@ def _orders(lower: Path, part: Part) -> dict[str, str]:
 
 def _run(orders: dict[str, Any]) -> str:
     """Run the `overlay` program with these orders; return the problem, or an empty string."""
-    told = json.dumps({"is_trial": False, **orders}).encode()
-    return bubblewrap.try_program(bubblewrap.running("overlay"), told=told)
+    stdin = json.dumps({"is_trial": False, **orders}).encode()
+    return bubblewrap.try_program(bubblewrap.running("overlay"), stdin=stdin)
 
 
 def _unmount(path: Path) -> None:

@@ -169,12 +169,12 @@ def _local_targets(record: Record) -> tuple[str, ...]:
 
 def _reason(exc: Exception) -> str:
     """Return the reason of a failure without the server's paths."""
-    told = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
-    return (told.strerror if isinstance(told, OSError) else "") or str(told)
+    cause = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
+    return (cause.strerror if isinstance(cause, OSError) else "") or str(cause)
 
 
 def _grant_access(directory: Path, record: Record) -> None:
-    """Give a socket its name, and the sandbox's user access to it but not to its name.
+    """Rename a bound socket; its user can connect to it, but not list the directory.
 
     It is bound under another name, because the kernel shows processes inside where a socket was
     bound.

@@ -117,10 +117,10 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
     def terminate(self) -> bool:
         """Send SIGTERM to every member but the root; return whether there was one."""
-        told = self.others()
-        for process in told:
+        others = self.others()
+        for process in others:
             send(process, signal.SIGTERM)
-        return bool(told)
+        return bool(others)
 
     def kill(self) -> bool:
         """Kill every member but the root; return whether any process was left.

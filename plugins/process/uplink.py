@@ -31,9 +31,10 @@ _ROUTE: Final = "@L16s16s16sHhLPhPLLH"
 _NO_ADDRESS: Final = bytes(16)
 _METADATA: Final = ("169.254.0.0/16", "100.100.100.200", "168.63.129.16")
 _ALWAYS_BLOCKED: Final = (*_METADATA, "127.0.0.0/8")
-"""Metadata services, where clouds tell their machines secrets; and packets for the loopback
-interface that a program sends through the device, which slirp4netns would forward to the machine's.
-On the device, the refused addresses are looked for on the link, where no host has them."""
+"""Metadata services, from which machines in clouds get secrets; and loopback addresses, which
+slirp4netns would forward to the machine's own loopback interface if a program sends to them through
+the device. A program that binds to the device bypasses the blocking routes; the addresses are then
+resolved on the link, where no host has them."""
 _SIOCSARP: Final = 0x8955
 _PERMANENT: Final = 0x2 | 0x4
 _ETHERNET: Final = 1
@@ -97,8 +98,8 @@ class OutboundLink:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                said = os.pread(errors, _ERRORS_MAX, 0).decode(errors="replace").strip()
-                why = said.rpartition("\n")[2] or "it was not ready in time"
+                output = os.pread(errors, _ERRORS_MAX, 0).decode(errors="replace").strip()
+                why = output.rpartition("\n")[2] or "it was not ready in time"
                 raise OSError(f"{PROGRAM} failed: {why}")
         finally:
             os.close(ready)

@@ -62,8 +62,7 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
     """User ids, of which it gets one as long as it lives; without them it runs as the server's
     user, without rights outside of its own user namespace."""
     shares_network: bool = False
-    """Whether it is in the host's network, as sandboxes may be; a fork cannot join a network
-    namespace that the fork server may not use."""
+    """Whether it is in the host's network, as sandboxes may be: a fork could not join that later."""
     refusal: str = ""
     """Why there may be no fork server here."""
 
@@ -230,8 +229,8 @@ class Zygote:
         asyncio.get_running_loop().add_reader(run.number, self._on_message, run)
 
     def _on_message(self, run: "_Run") -> None:
-        said = run.read_message()
-        if said is not None and said.ready:
+        message = run.read_message()
+        if message is not None and message.ready:
             self._failures, self._reason = 0, ""
             run.find()
             run.set_niceness(0)
@@ -240,7 +239,7 @@ class Zygote:
             self._begin_idling()
             run.settled.set()
             return
-        self._reason = (said.failed if said else "") or ENDED
+        self._reason = (message.failed if message else "") or ENDED
         self._failures += 1
         log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         self._detach(run)

@@ -214,7 +214,7 @@ def _hold_all(user: int, entered_by: int, heard: int, said: int) -> None:
     shares = _shares() if entered_by else {}
     os.unshare(os.CLONE_NEWUSER)
     for path, most in shares.items():
-        with contextlib.suppress(OSError):  # where /proc cannot be written to
+        with contextlib.suppress(OSError):  # if /proc is not writable
             _write(path, most)
     os.write(said, b"0")
     if not os.read(heard, 1):
