@@ -1,4 +1,4 @@
-"""The docker backend: the contract of `agentsvc.plugin.backend`, kept with containers."""
+"""The docker backend: implements the contract of `agentsvc.plugin.backend` with containers."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -94,11 +94,11 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     @property
     def runs_here(self) -> bool:
-        """Say whether one of the engines is on this machine."""
+        """Return whether one of the engines is on this machine."""
         return any(not address_of(engine.url) for engine in self._fleet.engines.values())
 
     async def open(self) -> None:
-        """Connect to every engine; raises BackendUnavailable if none answers."""
+        """Connect to every engine; raises BackendUnavailable if none responds."""
         away = await self._fleet.probe()
         if len(away) == len(self._fleet.engines):
             await self.close()
@@ -109,7 +109,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             watch.start()
 
     async def close(self) -> None:
-        """Let go of the connections; containers keep running."""
+        """Close the connections; containers keep running."""
         for watch in self._watches.values():
             await watch.stop()
         await self._images.close()
@@ -120,7 +120,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await engine.close()
 
     async def probe(self) -> Health:
-        """Ask each engine what it is now."""
+        """Query each engine's version and features."""
         away = await self._fleet.probe()
         facts: dict[str, str] = {}
         is_one = len(self._fleet.engines) == 1
@@ -135,7 +135,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return Health(ok=is_ok, reason="; ".join(reasons), facts=facts)
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say what the engines enforce; where they differ, what all of them do."""
+        """Return the limits and networks that all engines enforce."""
         options = plan.to_options(asked)
         known = list(self._fleet.facts.values())
         default = known[0].default_runtime if known else ""
@@ -143,32 +143,32 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         enforced = {
             "cpus": all(facts.has_cpus for facts in known),
             "memory_bytes": all(facts.has_memory for facts in known),
-            # gVisor's own threads would count, and it dies of what was meant for a command.
+            # gVisor's own threads would count, and it crashes at a limit meant for the command.
             "pids": all(facts.has_pids for facts in known) and isolation != Isolation.GVISOR,
             "open_files": True,
         }
         return Fences(
             isolation=isolation,
-            remedy="set `runtime` to runsc where the engine has gVisor",
+            remedy="set `runtime` to runsc if the engine has gVisor",
             networks=self._networks(),
             limits=frozenset(name for name, is_so in enforced.items() if is_so),
         )
 
     def why_no_hibernate(self) -> str:
-        """Say why no engine could keep a sandbox on disk."""
+        """Return why no engine can save a sandbox's processes to disk."""
         reasons = [
             hibernation.why_not(facts, self.config.runtime) for facts in self._fleet.facts.values()
         ]
-        return min(reasons, key=bool, default="no engine has answered yet")
+        return min(reasons, key=bool, default="no engine has responded yet")
 
     def check_spec(self, spec: Spec | Order) -> None:
-        """Raise OrderRejected for what no engine could make."""
+        """Raise OrderRejected for orders that no engine could create."""
         self.check_fences(spec)
         plan.check(spec, self.config)
         check_hosts(spec)
 
     def inside_url(self, url: str) -> str:
-        """Return the server's URL as containers see it: not their own loopback."""
+        """Return the server's URL as containers reach it, which is not their own loopback."""
         if self.config.callback:
             return self.config.callback.rstrip("/")
         parts = urlsplit(url)
@@ -178,10 +178,10 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return urlunsplit(parts._replace(netloc=f"{plan.CALLBACK_NAME}{port}"))
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Make networks, volumes and containers, and start them.
+        """Create networks, volumes and containers, and start them.
 
-        Cancelled, it ends the request that is under way first, so that what was made is listed
-        by scan. While an image is being fetched it raises BackendUnavailable with the progress.
+        If cancelled, finish the request in progress first, so that scan lists what was created.
+        While an image is being pulled, raise BackendUnavailable with the progress.
         """
         self.check_spec(order)
         labels = plan.to_options(order).host_labels
@@ -193,9 +193,9 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return handle
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
-        """Start the container again, or make it anew on the same volume."""
+        """Start the container again, or create a new one on the same volume."""
         self.check_spec(order)
-        engine, maker, found = await self._find(handle)
+        engine, maker, found = await self._find_container(handle)
         if found is None or inspection.status_of(found) == "created":
             if not (found and order.layer) and not await maker.has_files(handle.sandbox_id):
                 raise Conflict("The sandbox cannot be started again: its files are gone")
@@ -210,17 +210,17 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Look at the container and, where it runs, try its awaited ports.
+        """Check the container and, if it runs, connect to its awaited ports.
 
-        One whose container somebody removed is not gone while its files are there.
+        A sandbox whose container was removed is not gone as long as its files exist.
         """
-        seen = await self._see(handle)
+        seen = await self._observe(handle)
         if seen is None:
             return await self._without_container(handle)
         report = inspection.to_report(seen)
         if report.phase is not Phase.RUNNING:
             return report
-        report = await self._guarded(report, handle, seen.container)
+        report = await self._restore_guard(report, handle, seen.container)
         is_relayed = bool(seen.publish) or seen.front is not seen.container
         urls = inspection.awaited(report, seen.container)
         limit = self.config.connect_seconds
@@ -229,17 +229,17 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return report
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
-        """Ask the engine whether the sandbox's own container has that address or port now."""
+        """Check with the engine that the sandbox's own container has that address or port now."""
         del source_port
-        seen = await self._see(handle)
+        seen = await self._observe(handle)
         if seen is None or seen.front is None or not inspection.is_running(seen.front):
             return False
         return any(found.url == endpoint.url for found in inspection.endpoints(seen))
 
     async def scan(self) -> Sequence[Found]:
-        """List what has a container, a network or a volume of this installation.
+        """List the sandboxes of this installation with a container, network or volume.
 
-        Raises PartlyScanned where some engines are away, and BackendUnavailable where all are.
+        Raises PartlyScanned if some engines are unreachable, and BackendUnavailable if all are.
         """
         found: dict[str, Found] = {}
         instance_id = self.context.instance_id
@@ -259,25 +259,25 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return list(found.values())
 
     async def leftovers(self) -> Sequence[str]:
-        """Name what says this installation's id, among all that the engines have."""
+        """Return all objects of all engines that contain this installation's id."""
         found: list[str] = []
         for engine in self._fleet.engines.values():
             found += await left_on(engine, self.context.instance_id)
         return found
 
     async def usage(self, handle: Handle) -> Usage | None:
-        """Ask the engine for its count; a container that does not run uses nothing."""
-        engine, _, found = await self._find(handle)
+        """Query the engine's statistics; a container that does not run has none."""
+        engine, _, found = await self._find_container(handle)
         if found is None or inspection.status_of(found) not in ("running", "paused"):
             return None
-        # Without the second look that it takes to say how busy the processors are.
+        # One sample is enough: the engine would take a second one to compute the CPU load.
         query = {"stream": False, "one-shot": True}
         seen = await engine.get(f"containers/{found['Id']}/stats", **query)
         return inspection.usage_of(seen) if isinstance(seen, dict) else None
 
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""
-        engine, maker = self._of(handle)
+        engine, maker = self._engine_of(handle)
         for name in (handle.sandbox_id, f"{handle.sandbox_id} checkpoint"):
             await self._copying.abandon(name)
         await maker.remove(handle.sandbox_id)
@@ -285,15 +285,15 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         await self._fleet.forget(handle.sandbox_id)
 
     async def pause(self, handle: Handle) -> None:
-        """Freeze the container; where the engine cannot, stop it."""
-        engine, maker, found = await self._existing(handle)
+        """Freeze the container; stop it if the engine cannot freeze."""
+        engine, maker, found = await self._require_container(handle)
         status = inspection.status_of(found)
         if status == "paused" or await hibernation.has(engine, found):
             return
         if status != "running":
             if await maker.is_marked_paused(handle.sandbox_id):
                 return
-            raise Conflict("The sandbox does not run, so that it cannot be paused")
+            raise Conflict("The sandbox does not run and cannot be paused")
         await maker.mark_paused(handle.sandbox_id)
         if (await engine.facts()).can_freeze:
             await engine.ask("POST", f"containers/{found['Id']}/pause", expect=(CONFLICT,))
@@ -301,13 +301,13 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await self._stop(engine, found)
 
     async def hibernate(self, handle: Handle) -> None:
-        """Have the engine write a frozen container to its disk, where it can."""
-        engine, maker, found = await self._existing(handle)
+        """Save a frozen container to the engine's disk, if the engine supports that."""
+        engine, maker, found = await self._require_container(handle)
         if await hibernation.has(engine, found):
             await hibernation.until_written(engine, found)
             return
         if not await maker.is_marked_paused(handle.sandbox_id):
-            raise Conflict("The sandbox is not paused, so that it cannot go to disk")
+            raise Conflict("The sandbox is not paused and cannot be saved to disk")
         runtime = inspection.labels_of(found).get("agentsvc.runtime", "")
         is_up = inspection.status_of(found) in ("paused", "running")
         if is_up and not hibernation.why_not(await engine.facts(), runtime):
@@ -315,7 +315,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def stop(self, handle: Handle) -> None:
         """Stop the container, which keeps its volume and its own files."""
-        engine, maker, found = await self._written(handle)
+        engine, maker, found = await self._require_written(handle)
         status = inspection.status_of(found)
         if status not in ("running", "paused"):
             if await hibernation.has(engine, found):
@@ -323,21 +323,21 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 await hibernation.drop(engine, found)
             if await maker.is_marked_paused(handle.sandbox_id):
                 return
-            raise Conflict("The sandbox does not run, so that it cannot be stopped")
+            raise Conflict("The sandbox does not run and cannot be stopped")
         await maker.mark_paused(handle.sandbox_id)
         if status == "paused":
-            # What is frozen hears no signal, and not every engine ends it.
+            # Frozen processes receive no signals, and not every engine kills them.
             await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(CONFLICT,))
         await self._stop(engine, found)
 
     async def resume(self, handle: Handle) -> Handle:
-        """Let the container go on, or start it anew where it was stopped meanwhile."""
-        engine, maker, found = await self._written(handle)
+        """Unfreeze the container, or restore or restart it if it was stopped meanwhile."""
+        engine, maker, found = await self._require_written(handle)
         status = inspection.status_of(found)
         if status == "paused":
             await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(CONFLICT,))
         elif status == "running":
-            # What is on disk of this run may just be on its way there.
+            # The checkpoint of this run may still be being written.
             await hibernation.drop(engine, found, keep=hibernation.name_of(found))
         elif await hibernation.has(engine, found):
             await maker.prepare_start(handle.sandbox_id, found)
@@ -346,58 +346,59 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         elif await maker.is_marked_paused(handle.sandbox_id):
             await maker.start_again(handle.sandbox_id, found)
         else:
-            raise Conflict("The sandbox has failed and cannot go on")
+            raise Conflict("The sandbox has failed and cannot be resumed")
         await maker.unmark_paused(handle.sandbox_id)
         return handle
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
-        """Make an image of what the sandbox has in its home and its working directory."""
-        engine, _ = self._of(handle)
+        """Create an image from the sandbox's home and working directory."""
+        engine, _ = self._engine_of(handle)
 
         async def find_source() -> Json:
-            _, maker, found = await self._existing(handle)
+            _, maker, found = await self._require_container(handle)
             is_over = inspection.status_of(found) not in ("running", "paused", "created")
             if not is_over or not await maker.is_marked_paused(handle.sandbox_id):
-                raise Conflict("The sandbox is not stopped, and its files are not kept")
+                raise Conflict("The sandbox is not stopped, and its files may change")
             facts = await engine.facts()
             if facts.is_podman and inspection.is_in_volume(found, facts.default_runtime):
-                # Podman fills a volume only while it is empty, which it is not when that comes to it.
+                # Podman copies an image's files only into an empty volume, and this one is not
+                # empty.
                 raise OrderRejected(
-                    "With Podman, files of sandboxes with `read_only` or in gVisor are not kept"
+                    "With Podman, files of sandboxes with `read_only` or in gVisor cannot be kept"
                 )
             return found
 
         return await self._layers.keep(engine, layer_id, find_source, max_bytes=max_bytes)
 
     async def layers(self) -> Sequence[str]:
-        """List the layers on all engines; raises BackendUnavailable where one of them is away."""
+        """List the layers on all engines; raises BackendUnavailable if one is unreachable."""
         return await self._ids(self._layers.ids)
 
     async def remove_layer(self, layer_id: str) -> None:
-        """Remove a layer's image, or have it go with the last container that is made of it."""
+        """Remove a layer's image; if containers use it, it is deleted with the last of them."""
         for engine in self._fleet.engines.values():
             await self._layers.remove(engine, layer_id)
 
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Have the sandbox copy what has changed of its home and its working directory."""
-        engine, _, found = await self._existing(handle)
+        """Run the program that copies the changed files of the home and the working directory."""
+        engine, _, found = await self._require_container(handle)
         if inspection.status_of(found) != "running":
-            raise Conflict("The sandbox does not run, and its files are not copied")
+            raise Conflict("The sandbox does not run, and its files cannot be copied")
         await self._copying.go_on(
             f"{handle.sandbox_id} checkpoint",
             lambda: checkpoints.take(engine, found, checkpoint_id, keep=keep, max_bytes=max_bytes),
         )
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        """Read the list that the sandbox keeps; what has lost its container goes back to none."""
-        engine, _, found = await self._find(handle)
+        """Read the index in the sandbox's volume; without a container there are no checkpoints."""
+        engine, _, found = await self._find_container(handle)
         return await checkpoints.listed(engine, found) if found else ()
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
-        """Note in the sandbox to what its next start goes back."""
-        engine, _, found = await self._existing(handle)
+        """Record in the sandbox the checkpoint that its next start restores."""
+        engine, _, found = await self._require_container(handle)
         if inspection.status_of(found) in ("running", "paused"):
             raise Conflict("The sandbox is not stopped")
         await checkpoints.roll_back(engine, found, checkpoint_id)
@@ -411,10 +412,10 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         time_limit: float,
         max_output: int,
     ) -> ExecResult:
-        """Run a command with the sandbox's environment and more, as the sandbox's user."""
-        engine, _, found = await self._existing(handle)
+        """Run a command as the sandbox's user, with the sandbox's environment plus `env`."""
+        engine, _, found = await self._require_container(handle)
         if inspection.status_of(found) != "running":
-            raise Conflict("The sandbox does not run, and runs no commands")
+            raise Conflict("The sandbox does not run and accepts no commands")
         return await commands.execute(
             engine,
             found["Id"],
@@ -425,8 +426,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         )
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        """Yield what the command wrote, also before it was last started."""
-        engine, maker = self._of(handle)
+        """Yield the command's output, including that of earlier runs."""
+        engine, maker = self._engine_of(handle)
         name = names.container(handle.sandbox_id)
         find = partial(maker.find, name, handle.sandbox_id)
         async for line in follow_log(engine, find, tail=tail, follow=follow):
@@ -439,15 +440,15 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return names.image(image_id)
 
     async def images(self) -> Sequence[str]:
-        """List what was built on any engine; raises BackendUnavailable where one is away."""
+        """List the images built on any engine; raises BackendUnavailable if one is unreachable."""
         return await self._ids(self._builds.listed)
 
     async def remove_image(self, image_id: str) -> None:
-        """Remove an image from every engine, unless a container has it."""
+        """Remove an image from every engine, unless a container uses it."""
         for engine in self._fleet.engines.values():
             await self._builds.remove(engine, image_id)
 
-    # Shared parts
+    # Shared helpers
 
     async def _stop(self, engine: Engine, container: Json) -> None:
         await engine.ask(
@@ -463,7 +464,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             raise next(iter(away.values()))
         return sorted(set().union(*listed.values()))
 
-    def _of(self, handle: Handle) -> tuple[Engine, Maker]:
+    def _engine_of(self, handle: Handle) -> tuple[Engine, Maker]:
         check_handle(handle, HANDLE_VERSION, "docker backend")
         engine = self._fleet.get(str(handle.data.get("engine", "default")))
         return engine, self._maker(engine)
@@ -485,29 +486,29 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             else:
                 if found is not None:
                     return engine, found
-        raise away or OrderRejected("The sandbox with whose files this one is to begin is gone")
+        raise away or OrderRejected("The sandbox whose files are to be copied is gone")
 
     def _has_files_for(self, order: Order) -> Callable[[Engine], Awaitable[bool]] | None:
-        """Return what says whether an engine has the layer of an order, if there is one."""
+        """Return a check whether an engine has the order's layer, or None without a layer."""
 
         async def has_layer(engine: Engine) -> bool:
             return await self._layers.find(engine, order.layer) is not None
 
         return has_layer if order.layer else None
 
-    async def _find(self, handle: Handle) -> tuple[Engine, Maker, Json | None]:
-        engine, maker = self._of(handle)
+    async def _find_container(self, handle: Handle) -> tuple[Engine, Maker, Json | None]:
+        engine, maker = self._engine_of(handle)
         name = names.container(handle.sandbox_id)
         return engine, maker, await maker.find(name, handle.sandbox_id)
 
-    async def _existing(self, handle: Handle) -> tuple[Engine, Maker, Json]:
-        engine, maker, found = await self._find(handle)
+    async def _require_container(self, handle: Handle) -> tuple[Engine, Maker, Json]:
+        engine, maker, found = await self._find_container(handle)
         if found is None:
             raise Conflict("The sandbox does not exist any more")
         return engine, maker, found
 
-    async def _see(self, handle: Handle) -> inspection.ContainerStates | None:
-        engine, maker, found = await self._find(handle)
+    async def _observe(self, handle: Handle) -> inspection.ContainerStates | None:
+        engine, maker, found = await self._find_container(handle)
         sandbox_id = handle.sandbox_id
         if found is None:
             return None
@@ -529,13 +530,13 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             default_runtime=facts.default_runtime,
         )
 
-    async def _written(self, handle: Handle) -> tuple[Engine, Maker, Json]:
-        """Return a container, once it is not being written to disk."""
-        engine, maker, found = await self._existing(handle)
-        # It has a place on disk, and has not ended.
+    async def _require_written(self, handle: Handle) -> tuple[Engine, Maker, Json]:
+        """Return a container, after a checkpoint in progress is written."""
+        engine, maker, found = await self._require_container(handle)
+        # It has a checkpoint of its present run and still runs: the checkpoint is being written.
         if inspection.is_running(found) and await hibernation.has(engine, found):
             await hibernation.until_written(engine, found)
-            return await self._existing(handle)
+            return await self._require_container(handle)
         return engine, maker, found
 
     async def _start_again(
@@ -550,7 +551,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await self._make(maker, order)
 
     async def _without_container(self, handle: Handle) -> Report:
-        _, maker = self._of(handle)
+        _, maker = self._engine_of(handle)
         if not await maker.has_files(handle.sandbox_id):
             return Report(phase=Phase.GONE)
         return inspection.without_container(
@@ -558,16 +559,16 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         )
 
     def _networks(self) -> frozenset[Network]:
-        """Return the networks that every engine keeps; without a guard, Podman keeps no fence."""
+        """Return the networks that all engines enforce; Podman needs the firewall for fences."""
         for name, facts in self._fleet.facts.items():
             engine = self._fleet.engines.get(name)
             if engine and facts.is_podman and not self._maker(engine).may_guard(facts):
                 return frozenset({Network.OPEN})
         return frozenset(Network)
 
-    async def _guarded(self, report: Report, handle: Handle, container: Json) -> Report:
-        """Put back what closes this machine to a sandbox; say so where that fails."""
-        _, maker = self._of(handle)
+    async def _restore_guard(self, report: Report, handle: Handle, container: Json) -> Report:
+        """Restore missing firewall rules of a sandbox; report it in the facts if that fails."""
+        _, maker = self._engine_of(handle)
         try:
             if closed := await maker.closed_bridge(handle.sandbox_id, container):
                 await self._guard.keep(*closed)

@@ -1,7 +1,7 @@
-"""Images that are built for sandboxes, and removed again.
+"""Builds images for sandboxes, and removes them.
 
-A build goes on in the background, once for each engine and image. The engine ends one whose connection
-breaks; what it leaves carries the labels, which come first in each stage.
+A build runs in the background, once per engine and image. The engine aborts it if the connection
+breaks; leftovers carry the labels, which are set first in each stage.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _LAST_LINES: Final = 20
 
 
 class Builds:
-    """The builds of one installation that are under way."""
+    """The running builds of one installation."""
 
     def __init__(self, instance_id: str, wait_seconds: float) -> None:
         self._instance_id = instance_id
@@ -35,11 +35,11 @@ class Builds:
         self._running = LongTasks()
 
     async def close(self) -> None:
-        """Break off every build."""
+        """Cancel every build."""
         await self._running.close()
 
     async def build(self, engine: Engine, image_id: str, build: ImageBuild) -> None:
-        """Have an image be built; raises as `RuntimeBackend.build_image`."""
+        """Build an image unless it exists; raises as `RuntimeBackend.build_image`."""
         name = f"{engine.name} {image_id}"
         path = f"images/{names.image(image_id)}/json"
         if name in self._running or await engine.get(path) is None:
@@ -50,16 +50,16 @@ class Builds:
                 message="The image is being built",
             )
         else:
-            # Nobody waited for the end of the build that has made it.
+            # Nobody waited for the end of the build that created the image.
             await self._running.abandon(name)
 
     async def listed(self, engine: Engine) -> dict[str, list[str]]:
-        """Return the images that an engine has, by the ids they were built under."""
+        """Return the ids of an engine's built images, by the image id of the build."""
         found: dict[str, list[str]] = {}
         for one in await engine.listed("images", names.of_installation(self._instance_id)):
             labels = one.get("Labels") or {}
             image_id = labels.get(names.IMAGE, "")
-            # What is made of a container of one has its labels, and a name of its own.
+            # An image made from such a container has its labels, but another name.
             others = {*(one.get("RepoTags") or ())} - {_UNNAMED, names.image(image_id)}
             is_ours = labels.get(names.INSTALLATION) == self._instance_id
             if image_id and is_ours and not others:
@@ -67,7 +67,7 @@ class Builds:
         return found
 
     async def remove(self, engine: Engine, image_id: str) -> None:
-        """Remove an image, and what a build has left of it; one that is in use, or built, stays."""
+        """Remove an image and leftovers of its build, unless it is in use or being built."""
         name = f"{engine.name} {image_id}"
         if name in self._running:
             return
@@ -107,17 +107,17 @@ class Builds:
 
 
 def labelled(dockerfile: str, labels: dict[str, str]) -> str:
-    """Return a Dockerfile in which each stage begins with labels."""
+    """Return the Dockerfile with the labels at the start of each stage."""
     label = "LABEL " + " ".join(f'{name}="{value}"' for name, value in labels.items())
     lines: list[str] = []
-    goes_on = is_from = False
+    is_continued = is_from = False
     for line in dockerfile.splitlines():
         lines.append(line)
-        if goes_on and (not line.strip() or line.lstrip().startswith("#")):
+        if is_continued and (not line.strip() or line.lstrip().startswith("#")):
             continue
-        is_from = is_from if goes_on else bool(_FROM.match(line))
-        goes_on = line.rstrip().endswith("\\")
-        if is_from and not goes_on:
+        is_from = is_from if is_continued else bool(_FROM.match(line))
+        is_continued = line.rstrip().endswith("\\")
+        if is_from and not is_continued:
             lines.append(label)
     return "\n".join([*lines, ""])
 

@@ -1,7 +1,7 @@
-"""Checkpoints of the files of sandboxes, kept in their volumes by a program that runs inside.
+"""Checkpoints of the files of sandboxes, stored in their volumes by a program that runs inside.
 
-They are where only a group of their own gets, which the agent is not in. A container that goes back to
-one does that itself when it starts, before the agent server runs.
+Only a group that the agent is not in may access them. A container restores a checkpoint itself when
+it starts, before the agent server runs.
 """
 
 from functools import cache
@@ -26,19 +26,19 @@ from .streams import read_file
 from .transfer import paths_of
 
 _GROUP: Final = 61184
-"""The group by which checkpoints are reached; below 65,536, as many as there are without root."""
+"""The group that may access checkpoints; below 65,536, the number of ids without root."""
 _STORE: Final = f"{PRIVATE}/checkpoints"
 _RUN: Final = (
     f"for python in {PYTHONS}; do "
     f'if [ -x $python ]; then exec $python -I -S {PRIVATE}/checkpointing "$@"; fi; done; '
-    f"echo 'Its image has no Python 3, by which files are copied' >&2; exit {checkpoints_program.REFUSED}"
+    f"echo 'The sandbox image has no Python 3, which is needed to copy files' >&2; exit {checkpoints_program.REFUSED}"
 )
 
 
 async def take(
     engine: Engine, container: Json, checkpoint_id: str, *, keep: int, max_bytes: int
 ) -> None:
-    """Keep a checkpoint of a container that runs; what is broken off goes with the next one."""
+    """Create a checkpoint of a running container; the next one removes an aborted copy."""
     paths = await paths_of(engine, container)
     await finish(_prepare(engine, container, "", may_write=False))
     args = [checkpoint_id, str(keep), str(max_bytes), *paths]
@@ -53,7 +53,7 @@ async def listed(engine: Engine, container: Json) -> list[Checkpoint]:
 
 
 async def roll_back(engine: Engine, container: Json, checkpoint_id: str) -> None:
-    """Have a container that does not run start with the files of a checkpoint."""
+    """Record the checkpoint that a stopped container restores when it starts."""
     if checkpoint_id not in {one.id for one in await listed(engine, container)}:
         raise OrderRejected("There is no such checkpoint")
     note = f"{new_id()} {checkpoint_id}"
@@ -61,7 +61,7 @@ async def roll_back(engine: Engine, container: Json, checkpoint_id: str) -> None
 
 
 async def _prepare(engine: Engine, container: Json, rollback: str, *, may_write: bool) -> None:
-    """Bring the programs in, and what is to be done at the next start."""
+    """Upload the programs, and the checkpoint to restore at the next start, if any."""
     archive = checkpoint_archive(programs(), rollback, _GROUP, may_write=may_write)
     await engine.put(container["Id"], PRIVATE, archive)
 
@@ -82,7 +82,7 @@ async def _run(engine: Engine, container: Json, args: list[str]) -> None:
 
 @cache
 def programs() -> dict[str, bytes]:
-    """Return the files of the programs by their paths."""
+    """Return the files of the programs by path."""
     fence = Path(__file__).with_name("fence_program.py").read_bytes()
     checkpoints = checkpoints_program.programs()
     return {

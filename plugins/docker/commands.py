@@ -1,4 +1,4 @@
-"""Commands inside a running sandbox, ended in time with everything they started."""
+"""Commands inside a running sandbox; at the time limit, all their processes are killed."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ _ROUNDS: Final = 50
 _NOT_FOUND: Final = 127
 _POLL_SECONDS: Final = 0.05
 
-# Everything a command started has its mark, however it was detached: a variable, and a limit that
-# no kernel enforces, each process inherits and none may raise, so that a cleared environment hides
-# nobody. Where the first process has that limit, too, as in gVisor, all share it, and it says
-# nothing. Until two rounds find nothing: what is just being forked may not show in the first. The
-# dead whom nobody has reaped are left out.
+# All descendants of a command carry its mark, however they are detached: a variable, and a resource
+# limit that no kernel enforces, each process inherits and none may raise, so that a cleared
+# environment hides no process. If the first process has that limit, too, as in gVisor, all share
+# it, and it is not used. The loop ends when two rounds find nothing, because a process that is
+# being forked may be missing in the first. Zombies are ignored.
 _KILL: Final = """
 limit=" $1 "
 case "$(cat /proc/1/limits 2>/dev/null)" in
@@ -55,7 +55,7 @@ async def execute(
     max_output: int,
     user: str = "",
 ) -> ExecResult:
-    """Run one command, by the sandbox's user unless told; see `RuntimeBackend.execute`."""
+    """Run one command, by default as the sandbox's user; see `RuntimeBackend.execute`."""
     mark = new_id()
     output, exit_code = Output(limit=max_output), None
     command = ["/bin/sh", "-c", _LIMIT + INSIDE, str(_limit_of(mark)), *argv]
@@ -102,7 +102,7 @@ async def _make(
         expect=(404, 409),
     )
     if made is None:
-        raise Conflict("The sandbox is not running and runs no commands")
+        raise Conflict("The sandbox does not run and accepts no commands")
     return str(made["Id"])
 
 
@@ -111,13 +111,14 @@ async def _attend(engine: Engine, exec_id: str, output: Output) -> None:
         "POST", f"exec/{exec_id}/start", body={"Detach": False, "Tty": False}, expect=(404, 409)
     ) as answer:
         if answer is None:
-            raise Conflict("The sandbox is not running and runs no commands")
+            raise Conflict("The sandbox does not run and accepts no commands")
         async for stream, data in frames(answer.content):
             output.add(stream, data)
 
 
 async def _exit_code(engine: Engine, exec_id: str) -> int:
-    # Its output may end before it does: it can close that, and the engine takes a moment to hear.
+    # The command may close its output before it ends, and the engine reports the end a moment
+    # later.
     while (seen := await engine.get(f"exec/{exec_id}/json")) is not None:
         if not seen.get("Running"):
             return int(seen.get("ExitCode") or 0)
@@ -126,7 +127,7 @@ async def _exit_code(engine: Engine, exec_id: str) -> int:
 
 
 async def _end(engine: Engine, container_id: str, mark: str) -> None:
-    """Kill what carries the mark; a sandbox that is gone meanwhile has nothing left to kill."""
+    """Kill the processes with the mark; if the sandbox is gone, there is nothing left to kill."""
     argv = ["/bin/sh", "-c", _KILL, f"{_MARK}={mark}", str(_limit_of(mark) * _KIBIBYTE)]
     try:
         exec_id = await _make(engine, container_id, argv, {}, mark="none")
@@ -137,5 +138,5 @@ async def _end(engine: Engine, container_id: str, mark: str) -> None:
 
 
 def _limit_of(mark: str) -> int:
-    """Return a number of KiB that stands for a mark: more than any machine has, and no round one."""
+    """Return the KiB number for a mark: more than any machine has, and not a round one."""
     return 2**40 + int(mark[:10], 16)

@@ -1,6 +1,6 @@
-"""One engine's API over its socket: requests, streams, and what it can do.
+"""Client for the API of one engine: requests, streams and the engine's features.
 
-What it refuses is turned into our errors here, unless a caller says which answers it expects.
+Error responses are translated to domain errors here, unless the caller expects their status.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _API_NEWEST: Final = (1, 47)
 _BAD: Final = 400
 _NOT_MODIFIED: Final = 304
-# Podman answers 500 where Docker says this: to what is removed meanwhile, and for a name that is taken.
-_PODMANS: Final = {
+# Podman responds with 500 instead of these codes: for objects removed meanwhile, and for names in
+# use.
+_PODMAN: Final = {
     NOT_FOUND: re.compile(r"no such (container|network|volume|exec session|object)"),
     CONFLICT: re.compile(r"name .* is already in use"),
 }
@@ -45,14 +46,14 @@ _PEER_SECONDS: Final = 1.0
 _SAVES: Final = re.compile(r"(^| )--?net-disconnect-ok(=true)?( |$)")
 _SAVES_NOT: Final = re.compile(r"(^| )--?network[= ]host( |$)")
 _HUB: Final = ("docker.io", "index.docker.io")
-"""What an image of no other registry may begin with; its logins are kept under one name."""
+"""Registry names that mean Docker Hub; its logins are stored under one name."""
 
 type Json = dict[str, Any]
 type Explain = Callable[[int, str], AgentsvcError]
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine is and can do."""
+    """Version and features of one engine."""
 
     kind: str
     version: str
@@ -74,7 +75,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether containers' own addresses can be reached from here."""
     is_experimental: bool = False
     saving_runtimes: tuple[str, ...] = ()
-    """Those of gVisor's kind whose containers can be saved while they have connections."""
+    """gVisor runtimes whose containers can be checkpointed while they have connections."""
 
     @property
     def is_podman(self) -> bool:
@@ -83,15 +84,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def knows_its_machine(self) -> bool:
-        """Whether the address that it calls `host-gateway` leads containers to its machine."""
+        """Whether its `host-gateway` address leads containers to its machine."""
         if self.is_podman:
             major = self.version.partition(".")[0]
             return major.isdecimal() and int(major) >= _PODMAN_WITH_GATEWAY
-        # Without root it is one of the engine's own network.
+        # A rootless engine's `host-gateway` is an address of its own network.
         return not self.is_rootless
 
     def shown(self) -> dict[str, str]:
-        """Return it for the operator."""
+        """Return the features for the operator."""
         limits = {"cpus": self.has_cpus, "memory": self.has_memory, "pids": self.has_pids}
         return {
             "engine": f"{self.kind} {self.version}, API {self.api}",
@@ -103,13 +104,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             "disk quota": _yes(self.has_quota),
             "layers": "images"
             if self.has_layers
-            else "plain copies, for want of overlay2 or its like",
+            else "full copies: the storage driver is not overlay2 or similar",
             "reached by": "container addresses" if self.is_beside else "published ports",
         }
 
 
 class Engine:
-    """A connection to one engine; made without I/O, opened by the first request."""
+    """A client for one engine; created without I/O, connected by the first request."""
 
     def __init__(self, host: Host, *, time_limit: float) -> None:
         self.host = host
@@ -124,7 +125,7 @@ class Engine:
         self._opening = asyncio.Lock()
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         client, self._client = self._client, None
         tunnel, self._tunnel = self._tunnel, None
         self._facts = None
@@ -135,7 +136,7 @@ class Engine:
 
     @property
     def publish_address(self) -> str:
-        """Where ports are published and reached when the containers' addresses cannot be."""
+        """Where ports are published and reached if the containers' addresses are unreachable."""
         return self.host.publish or _LOOPBACK
 
     @property
@@ -144,17 +145,17 @@ class Engine:
         return address_of(self.url) not in ("", "localhost", _LOOPBACK, "::1")
 
     async def facts(self, *, fresh: bool = False) -> EngineInfo:
-        """Return what the engine is; asked once a connection, or anew."""
+        """Return the engine's features, cached per connection unless `fresh`."""
         if self._facts is None or fresh:
             self._facts = await self._read_info()
         return self._facts
 
     async def get(self, path: str, **params: Any) -> Any:
-        """Return the answer to a GET, or None for 404."""
+        """Return the response to a GET, or None for 404."""
         return await self.ask("GET", path, params=params, expect=(NOT_FOUND,))
 
     async def listed(self, kind: str, filters: Mapping[str, Any] | None = None) -> list[Json]:
-        """Return all `containers`, `networks`, `volumes` or `images` that pass the filters."""
+        """Return all `containers`, `networks`, `volumes` or `images` that match the filters."""
         query: Json = {"all": True} if kind == "containers" else {}
         if filters is not None:
             query["filters"] = filters
@@ -163,7 +164,7 @@ class Engine:
         return (found.get("Volumes") if kind == "volumes" else found) or []
 
     async def remove(self, path: str, **params: Any) -> None:
-        """Remove something, unless it is gone or in use."""
+        """Delete an object, unless it is gone or in use."""
         await self.ask("DELETE", path, params=params, expect=(NOT_FOUND, CONFLICT))
 
     async def put(self, container_id: str, path: str, archive: bytes) -> None:
@@ -182,11 +183,11 @@ class Engine:
         expect: Collection[int] = (),
         time_limit: float | None = None,
     ) -> Any:
-        """Send one request and return what came back as JSON; None for a status in `expect`.
+        """Send one request and return the decoded JSON; None for a status in `expect`.
 
-        Raises BackendUnavailable where nobody answers, and for other refusals what they mean.
-        What changes something is waited for when the caller is cancelled, so that nothing comes
-        to be after that.
+        Raises BackendUnavailable if the engine does not respond, and a domain error for other
+        statuses. If the caller is cancelled, wait for requests that change something, so that
+        nothing is created after that.
         """
 
         async def exchange() -> Any:
@@ -199,7 +200,7 @@ class Engine:
                 ):
                     return None if answer is None else await _read(answer, expect)
             except TimeoutError as exc:
-                raise self.away("it gives no answer in time") from exc
+                raise self.away("it did not respond in time") from exc
 
         if method == "GET":
             return await exchange()
@@ -218,8 +219,8 @@ class Engine:
         expect: Collection[int] = (),
         explain: Explain = from_engine,
     ) -> AsyncIterator["aiohttp.ClientResponse | None"]:
-        """Send a request and give the answer to be read as it comes; None for `expect`."""
-        import aiohttp  # noqa: PLC0415  # a client library, and only of use once there is a config
+        """Send a request and yield the response for streaming; None for a status in `expect`."""
+        import aiohttp  # noqa: PLC0415  # imported only for a configured backend
 
         session = (await self._connected()).session
         try:
@@ -231,7 +232,7 @@ class Engine:
                 data=data,
                 headers=headers,
             ) as answer:
-                # Whoever is given None knows that there is nothing to be read.
+                # None tells the caller that there is no body to read.
                 yield answer if answer.status < _BAD else await _read(answer, expect, explain)
         except (aiohttp.ClientError, OSError) as exc:
             raise self.away(str(exc) or type(exc).__name__) from exc
@@ -241,12 +242,12 @@ class Engine:
             if self._client is None or (self._tunnel is not None and self._tunnel.is_down):
                 await self.close()
                 await self._open()
-            assert self._client is not None  # noqa: S101  # made by what comes before
+            assert self._client is not None  # noqa: S101  # set by _open
             return self._client
 
     async def _open(self) -> None:
         try:
-            import aiodocker  # noqa: PLC0415  # nothing is imported for a backend nobody configured
+            import aiodocker  # noqa: PLC0415  # imported only for a configured backend
         except ImportError as exc:
             raise BackendUnavailable(
                 "The client library of container engines is not installed:"
@@ -280,19 +281,19 @@ class Engine:
 
     async def _read_info(self) -> EngineInfo:
         info = await self.ask("GET", "info")
-        # It was asked for to open the connection, and takes Podman a while.
+        # Reuse the version from opening the connection: Podman takes a while to return it.
         version, self._version = self._version, None
         version = version or await self.ask("GET", "version")
         bridge = await self.get("networks/bridge") or {}
         is_near = not self.is_remote and not self.host.publish and self._tunnel is None
         is_beside = is_near and _is_beside(info, bridge)
         if is_near and not is_beside and _is_podman(version) and self.url.startswith("unix:"):
-            # Its bridge is there only while somebody is in that network.
+            # Podman's bridge exists only while a container is in that network.
             is_beside = await asyncio.to_thread(_shares_network, self.url.removeprefix("unix://"))
         return to_facts(info, version, is_beside=is_beside)
 
     def away(self, why: str) -> BackendUnavailable:
-        """Return the error that says that it cannot be reached, and why."""
+        """Return the error for an unreachable engine, with the reason."""
         return BackendUnavailable(
             f"The container engine `{self.name}` cannot be reached",
             detail=f"{self.url}: {one_line(why)}",
@@ -300,12 +301,12 @@ class Engine:
 
 
 def to_facts(info: Json, version: Json, *, is_beside: bool) -> EngineInfo:
-    """Return what the engine's own account of itself means."""
+    """Return the features that follow from the engine's `info` and `version`."""
     kind = "podman" if _is_podman(version) else "docker"
     security = " ".join(info.get("SecurityOptions") or [])
     is_rootless = "rootless" in security or bool(info.get("Rootless"))
     is_old = str(info.get("CgroupVersion", "1")) == "1"
-    # Podman says there that it has limits, and keeps none.
+    # Podman reports limits there that it does not enforce.
     is_powerless = is_rootless and (is_old or info.get("CgroupDriver") == "none")
     status = {name: value for name, value, *_ in info.get("DriverStatus") or []}
     has_quota = info.get("Driver") in ("btrfs", "zfs") or (
@@ -329,23 +330,23 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> EngineInfo:
         memory_bytes=int(info.get("MemTotal") or 0),
         is_beside=is_beside and not is_rootless,
         is_experimental=bool(info.get("ExperimentalBuild")),
-        saving_runtimes=_saving(info.get("Runtimes") or {}),
+        saving_runtimes=_saving_runtimes(info.get("Runtimes") or {}),
     )
 
 
-def _saving(runtimes: Json) -> tuple[str, ...]:
+def _saving_runtimes(runtimes: Json) -> tuple[str, ...]:
     return tuple(
         name
-        for name, told in runtimes.items()
-        if _SAVES.search(arguments := " ".join(told.get("runtimeArgs") or []))
+        for name, settings in runtimes.items()
+        if _SAVES.search(arguments := " ".join(settings.get("runtimeArgs") or []))
         and not _SAVES_NOT.search(arguments)
     )
 
 
 def registry_login(file_text: str, image: str) -> str:
-    """Return the header that logs in at an image's registry, or an empty text.
+    """Return the X-Registry-Auth header for an image's registry, or an empty string.
 
-    The file is the one `docker login` writes; raises ValueError if it is not.
+    `file_text` is the file that `docker login` writes; raises ValueError if it is not.
     """
     first, slash, _ = image.partition("/")
     is_server = bool(slash) and (("." in first) or (":" in first) or first == "localhost")
@@ -378,16 +379,16 @@ def _is_podman(version: Json) -> bool:
 
 
 def _shares_network(path: str) -> bool:
-    """Say whether who listens at a socket is in this process' network. Blocks."""
+    """Return whether a Unix socket's listener is in our network namespace. Blocks."""
     peer = struct.Struct("3i")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PEER_SECONDS)
         try:
             probe.connect(path)
-            said = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, peer.size)
-            pid, _, _ = peer.unpack(said)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, peer.size)
+            pid, _, _ = peer.unpack(credentials)
             return Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
-        except (OSError, AttributeError):  # macOS knows neither
+        except (OSError, AttributeError):  # macOS supports neither
             return False
 
 
@@ -396,7 +397,7 @@ def _certificates(directory: str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=str(path / "ca.pem"))
         context.load_cert_chain(str(path / "cert.pem"), str(path / "key.pem"))
-        # Python 3.13 wants more of certificates than engines' own guides put into them.
+        # Python 3.13 requires more of certificates than the engines' guides put into them.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     except OSError as exc:
         raise BackendUnavailable(
@@ -417,7 +418,7 @@ async def _read(
     text = content.decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = json.loads(text)["message"]
-    if any(status in expect and meant.search(str(text)) for status, meant in _PODMANS.items()):
+    if any(status in expect and meant.search(str(text)) for status, meant in _PODMAN.items()):
         return None
     raise explain(answer.status, str(text))
 

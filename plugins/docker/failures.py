@@ -1,4 +1,4 @@
-"""Maps errors of the container engine to the server's own. Pure."""
+"""Translates errors of the container engine to domain errors. Pure."""
 
 import re
 from typing import Final
@@ -27,7 +27,7 @@ _NO_LOGIN: Final = re.compile(
     r"unauthorized|authentication required|no basic auth|incorrect username or password|"
     r"access forbidden|403 forbidden|denied:"
 )
-# Registries that keep to themselves what there is say the last.
+# Registries that hide whether an image exists respond with the last one.
 _NO_ACCESS: Final = re.compile(
     r"pull access denied|repository does not exist|name unknown|"
     r"requested access to the resource is denied"
@@ -44,19 +44,19 @@ CONFLICT: Final = 409
 _REFUSED: Final = 400
 _LINE_MAX: Final = 300
 _PULLS: Final[tuple[tuple[re.Pattern[str], type[AgentsvcError], str], ...]] = (
-    (_FULL, CapacityExceeded, "The engine's disk is too full for the image {}: make room there"),
+    (_FULL, CapacityExceeded, "The engine's disk is too full for the image {}: free space there"),
     (
         _TOO_MANY,
         CapacityExceeded,
-        "The registry gives no more images for now, {} among them: log in or wait",
+        "The registry's rate limit is exceeded for the image {}: log in or wait",
     ),
-    (_BAD_NAME, OrderRejected, "{} is no name of an image"),
+    (_BAD_NAME, OrderRejected, "{} is not a valid image name"),
     (
         _NO_TAG,
         OrderRejected,
         "There is no such tag at the registry: {}; correct the tag or push it",
     ),
-    (_PLATFORM, OrderRejected, "There is no {} for the engine's kind of machine"),
+    (_PLATFORM, OrderRejected, "The image {} has no variant for the engine's platform"),
     (
         _NO_ACCESS,
         OrderRejected,
@@ -72,27 +72,27 @@ _PULLS: Final[tuple[tuple[re.Pattern[str], type[AgentsvcError], str], ...]] = (
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line of a bearable length."""
+    """Return a text as one line of limited length."""
     return " ".join(text.split())[:_LINE_MAX]
 
 
 def from_pull(image: str, message: str) -> AgentsvcError:
-    """Return what it means that an image could not be fetched."""
-    said, detail = message.lower(), one_line(message)
+    """Return the error for a failed image pull."""
+    lowered, detail = message.lower(), one_line(message)
     for pattern, kind, text in _PULLS:
-        if pattern.search(said):
+        if pattern.search(lowered):
             return kind(text.format(f"`{image}`"), detail=detail)
-    return BackendUnavailable(f"The image `{image}` cannot be fetched: {detail}", detail=detail)
+    return BackendUnavailable(f"The image `{image}` cannot be pulled: {detail}", detail=detail)
 
 
 def from_engine(status: int, message: str) -> AgentsvcError:
-    """Return what an answer of the engine means that no caller had expected."""
-    said, detail = message.lower(), one_line(message)
-    if _FULL.search(said):
-        return CapacityExceeded("The engine's disk is full: make room there", detail=detail)
-    if _RUNTIME.search(said):
+    """Return the error for an unexpected status of the engine."""
+    lowered, detail = message.lower(), one_line(message)
+    if _FULL.search(lowered):
+        return CapacityExceeded("The engine's disk is full: free space there", detail=detail)
+    if _RUNTIME.search(lowered):
         return OrderRejected(f"The engine does not know this runtime: {detail}", detail=detail)
-    if _COMMAND.search(said):
+    if _COMMAND.search(lowered):
         return OrderRejected(f"The command cannot be run in this image: {detail}", detail=detail)
     if status == CONFLICT:
         return Conflict(f"The engine refuses: {detail}", detail=detail)

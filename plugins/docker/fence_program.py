@@ -1,8 +1,9 @@
-"""Runs a command that can set up no ring of the kernel's, io_uring, nor can what it starts.
+"""Runs a command that cannot use io_uring of the kernel, and neither can its children.
 
-Engines before 25 let containers have them, and many vulnerabilities of recent kernels were there. It runs in
-the sandbox, by whichever Python 3 its image has, with the standard library only, and stands aside
-where the kernel takes no filter. Where the sandbox is to go back to a checkpoint, that comes first.
+Engines before 25 permit it to containers, and many vulnerabilities of recent kernels were there.
+This program runs in the sandbox, with any Python 3 that its image has and the standard library
+alone; if the kernel accepts no filter, it runs the command without. If a checkpoint should be
+restored, that is done first.
 """
 
 import ctypes
@@ -19,8 +20,8 @@ _SET_SECCOMP: Final = 22
 _BY_FILTER: Final = 2
 _FIRST, _LAST = 425, 427
 _FILTER: Final = (
-    (0x20, 0, 0, 0),  # the number of the call, which is the same on every kind of processor,
-    (0x54, 0, 0, 0xBFFFFFFF),  # but for one bit
+    (0x20, 0, 0, 0),  # the number of the call, which is the same on all architectures
+    (0x54, 0, 0, 0xBFFFFFFF),  # except for one bit
     (0x35, 0, 2, _FIRST),
     (0x25, 1, 0, _LAST),
     (0x06, 0, 0, 0x00050000 | errno.ENOSYS),
@@ -39,7 +40,7 @@ class _Program(ctypes.Structure):
 
 
 def fence() -> None:
-    """Have the kernel act as if it had no rings, for this process and all that it starts."""
+    """Make io_uring calls fail as if unsupported, for this process and all its children."""
     libc = ctypes.CDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in _FILTER))
     program = _Program(len(_FILTER), ctypes.cast(code, ctypes.c_void_p))
@@ -48,7 +49,7 @@ def fence() -> None:
 
 
 def put_files_back() -> int:
-    """Have the files be those of a checkpoint, if that was asked for; return an exit code."""
+    """Restore the files of a checkpoint, if one is recorded; return an exit code."""
     rollback = _ROLLBACK.read_text() if _ROLLBACK.exists() else ""
     if not rollback:
         return 0
@@ -59,9 +60,9 @@ def put_files_back() -> int:
 
 
 def main(command: list[str]) -> int:
-    """Run the command in the place of this program; return the code of a shell if that fails."""
+    """Execute the command in place of this program; return a shell's exit code if that fails."""
     try:
-        os.execvp(command[0], command)  # noqa: S606  # it is the command of the sandbox
+        os.execvp(command[0], command)  # noqa: S606  # the command of the sandbox
     except FileNotFoundError:
         sys.stderr.write(f"{command[0]}: not found\n")
         return _NOT_FOUND

@@ -1,8 +1,8 @@
 """Closes this machine's ports to a sandbox whose network is open.
 
-An engine filters what it forwards, not what is meant for the machine itself. Where this server is
-root beside the engine, rules on the sandbox's own bridge do that; they go with the network. Podman
-gives every bridge an address, so that with it the inner networks need them, too.
+An engine filters forwarded packets, but not those to the machine itself. If this server is root on
+the engine's machine, it adds rules for the sandbox's own bridge, and removes them with the network.
+Podman gives every bridge an address, so with Podman the inner networks need rules, too.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ _POLL_SECONDS = 2.0
 
 
 def can_guard() -> bool:
-    """Say whether this process may change the machine's rules."""
+    """Return whether this process may change the machine's firewall."""
     return os.geteuid() == 0 and _program() is not None
 
 
 def rules(bridge: str, ports: Iterable[int], dns_address: str = "") -> list[Rule]:
-    """Return the rules of one bridge, the last one first: each is put before the others.
+    """Return the rules of one bridge in reverse order, because each is inserted at the top.
 
-    `dns_address` is the address where the network's own DNS server is, if it has one there.
+    `dns_address` is the address of the network's own DNS server, if it has one there.
     """
     on = ("INPUT", "-i", bridge)
     return [
@@ -48,7 +48,7 @@ def rules(bridge: str, ports: Iterable[int], dns_address: str = "") -> list[Rule
 
 
 def own_ports(targets: Iterable[str]) -> list[int]:
-    """Return the ports of those `host:port` that are on this machine. Blocks, for names."""
+    """Return the ports of the `host:port` targets on this machine. Resolves names; blocks."""
     found = []
     for target in targets:
         host, _, port = target.rpartition(":")
@@ -62,7 +62,7 @@ def own_ports(targets: Iterable[str]) -> list[int]:
 
 
 async def close(bridge: str, ports: Iterable[int], dns_address: str = "") -> None:
-    """Let nothing from a bridge reach this machine but these ports. May be repeated."""
+    """Block all packets from a bridge to this machine except to these ports; idempotent."""
     for rule in rules(bridge, ports, dns_address):
         if not await _do("-C", rule) and not await _do("-I", rule):
             raise BackendUnavailable(
@@ -73,27 +73,27 @@ async def close(bridge: str, ports: Iterable[int], dns_address: str = "") -> Non
 
 
 async def reopen(bridge: str) -> None:
-    """Take the rules of a bridge away, if there are any."""
+    """Remove the rules of a bridge, if there are any."""
     _, listed = await finish(_run("-S", "INPUT"))
     for rule in rules_of(bridge, listed):
         await _do("-D", rule)
 
 
 def rules_of(bridge: str, listed: str) -> list[Rule]:
-    """Return the rules of one bridge among those that were listed."""
+    """Return the rules of one bridge from the output of `iptables -S`."""
     found = [line.split() for line in listed.splitlines()]
     return [tuple(words[1:]) for words in found if words[:1] == ["-A"] and bridge in words]
 
 
 class FirewallGuard:
-    """Puts rules back that were taken away, as by whoever loads a machine's rules anew."""
+    """Restores rules that others removed, for example by reloading the machine's firewall."""
 
     def __init__(self) -> None:
         self._listed = ""
         self._at = float("-inf")
 
     async def keep(self, bridge: str, ports: Iterable[int], dns_address: str = "") -> None:
-        """Make sure that a bridge has its rules; looks at them no more often than needed."""
+        """Make sure that a bridge has its rules; reads them at most every few seconds."""
         wanted = rules(bridge, list(ports), dns_address)
         if monotonic() - self._at > _POLL_SECONDS:
             self._at = monotonic()
@@ -122,5 +122,5 @@ async def _run(*arguments: str) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    said, _ = await process.communicate()
-    return await process.wait(), said.decode()
+    output, _ = await process.communicate()
+    return await process.wait(), output.decode()

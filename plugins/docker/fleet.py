@@ -1,4 +1,4 @@
-"""The engines of one backend: which of them gets a new sandbox, and which one has an old one."""
+"""The engines of one backend: places new sandboxes, and finds the engine of existing ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -13,11 +13,11 @@ from . import names
 from .engine import Engine, EngineInfo
 
 _AWAY_SECONDS: Final = 10.0
-"""How long one of several engines may keep the others waiting."""
+"""Timeout of each engine when several are queried together."""
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine has to do now."""
+    """The present load of one engine."""
 
     name: str
     sandboxes: int
@@ -25,13 +25,13 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     max_sandboxes: int = 0
     has_it: bool = False
-    """Whether the sandbox that is to be placed is there already."""
+    """Whether the engine already has the sandbox that is being placed."""
 
 
 def choose(loads: Iterable[EngineLoad]) -> str:
-    """Return the engine for a sandbox: where it is, else the one with the most room for each.
+    """Return the engine for a sandbox: its present one, or the least loaded one.
 
-    Raises CapacityExceeded where all of them are full.
+    Raises CapacityExceeded if all engines are full.
     """
     known = list(loads)
     for load in known:
@@ -39,17 +39,17 @@ def choose(loads: Iterable[EngineLoad]) -> str:
             return load.name
     free = [one for one in known if not one.max_sandboxes or one.sandboxes < one.max_sandboxes]
     if not free:
-        raise CapacityExceeded("Every container engine has as many sandboxes as it may have")
-    return min(free, key=_busyness).name
+        raise CapacityExceeded("Every container engine is at its `max_sandboxes`")
+    return min(free, key=_load_order).name
 
 
 def fits(asked: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Say whether an engine has the labels a spec asks for."""
+    """Return whether an engine has the labels that a spec requires."""
     return all(labels.get(name) == value for name, value in asked.items())
 
 
 class EnginePool:
-    """All engines of a backend by name, and what was last known of each."""
+    """All engines of a backend by name, with their last known features."""
 
     def __init__(self, engines: Iterable[Engine], instance_id: str, state_dir: Path) -> None:
         self.engines = {engine.name: engine for engine in engines}
@@ -58,20 +58,20 @@ class EnginePool:
         self._placements = state_dir / "placements"
 
     def get(self, name: str) -> Engine:
-        """Return an engine; raises BackendUnavailable for one that is not configured any more."""
+        """Return an engine; raises BackendUnavailable if it is not configured any more."""
         engine = self.engines.get(name)
         if engine is None:
             raise BackendUnavailable(f"The container engine `{name}` is not configured any more")
         return engine
 
     async def probe(self) -> dict[str, str]:
-        """Ask every engine what it is; return why those did not answer that did not."""
+        """Query the features of every engine; return the errors of those that do not respond."""
         found, away = await self.ask_all(lambda one: one.facts(fresh=True))
         self.facts |= found
         return {name: f"{one.message}: {one.detail}" for name, one in away.items()}
 
     def lacking_runtime(self, runtime: str, away: Mapping[str, str]) -> list[str]:
-        """Say which engines that answer have no such OCI runtime; empty is each one's own."""
+        """Return an error for each reachable engine without this OCI runtime; none for ""."""
         return [
             f"the engine `{name}` has no runtime `{runtime}`"
             for name, facts in self.facts.items()
@@ -81,9 +81,9 @@ class EnginePool:
     async def ask_all[T](
         self, ask: Callable[[Engine], Awaitable[T]], names: Iterable[str] | None = None
     ) -> tuple[dict[str, T], dict[str, BackendUnavailable]]:
-        """Ask all engines, or these, at the same time; those away hold up nobody for long.
+        """Query all engines, or those named, concurrently; unreachable ones time out early.
 
-        Returns what was answered, and why the others did not answer.
+        Returns the results by engine, and the errors by engine.
         """
         asked = list(self.engines if names is None else names)
         has_others = len(asked) > 1
@@ -95,15 +95,15 @@ class EnginePool:
             except BackendUnavailable as exc:
                 return exc
             except TimeoutError:
-                return self.engines[name].away("it gives no answer in time")
+                return self.engines[name].away("it did not respond in time")
 
         found: dict[str, T] = {}
         away: dict[str, BackendUnavailable] = {}
-        for name, said in zip(asked, await asyncio.gather(*map(one, asked)), strict=True):
-            if isinstance(said, BackendUnavailable):
-                away[name] = said
+        for name, result in zip(asked, await asyncio.gather(*map(one, asked)), strict=True):
+            if isinstance(result, BackendUnavailable):
+                away[name] = result
             else:
-                found[name] = said
+                found[name] = result
         return found, away
 
     async def place(
@@ -114,8 +114,9 @@ class EnginePool:
     ) -> Engine:
         """Return the engine for a sandbox, always the same one for the same sandbox.
 
-        `has_files` says whether an engine has what the sandbox is to begin with. Raises OrderRejected
-        where none has it, BackendUnavailable where one that may have it is away.
+        `has_files` checks whether an engine has the files that the sandbox starts from. Raises
+        OrderRejected if none has them, BackendUnavailable if an engine that may have them is
+        unreachable.
         """
         fitting = [one for one in self.engines.values() if fits(labels, one.host.labels)]
         if not fitting:
@@ -132,24 +133,23 @@ class EnginePool:
         if not loads:
             raise next(iter(away.values()))
         chosen = choose(loads.values())
-        # On disk before anything is made: the engine may be away when the order comes again.
+        # On disk before anything is created: the engine may be unreachable when the order is
+        # repeated.
         await asyncio.to_thread(_write, note, chosen)
         return self.get(chosen)
 
     async def _with_files(
         self, has_files: Callable[[Engine], Awaitable[bool]], among: Iterable[str]
     ) -> list[str]:
-        said, away = await self.ask_all(has_files, among)
-        if found := [name for name, has in said.items() if has]:
+        results, away = await self.ask_all(has_files, among)
+        if found := [name for name, has in results.items() if has]:
             return found
         if away:
             raise next(iter(away.values()))
-        raise OrderRejected(
-            "The files with which the sandbox is to begin are on no container engine"
-        )
+        raise OrderRejected("No container engine has the files that the sandbox starts from")
 
     async def forget(self, sandbox_id: str) -> None:
-        """Drop the note of where a sandbox was."""
+        """Remove the record of a sandbox's engine."""
         await asyncio.to_thread((self._placements / sandbox_id).unlink, missing_ok=True)
 
     async def _load(self, engine: Engine, sandbox_id: str) -> EngineLoad:
@@ -167,7 +167,7 @@ class EnginePool:
         )
 
 
-def _busyness(load: EngineLoad) -> tuple[float, int]:
+def _load_order(load: EngineLoad) -> tuple[float, int]:
     return (load.sandboxes + 1) / max(load.cpus, 1), -load.memory_bytes
 
 

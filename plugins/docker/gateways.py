@@ -1,8 +1,8 @@
-"""The gateway container of a sandbox that may not go everywhere.
+"""The gateway container of a sandbox whose network is restricted.
 
-Such a sandbox is alone with it in a network without an address of the engine's machine. It carries
-connections of the server in, reports to the server out, and what `allow_hosts` names through the
-proxy of `agentsvc.egress`, which is copied into it.
+Such a sandbox is in a network with the gateway alone, in which the engine's machine has no address.
+The gateway forwards connections of the server in, reports to the server out, and requests to
+`allow_hosts` through the proxy of `agentsvc.egress`, whose code is copied into it.
 """
 
 import json
@@ -35,10 +35,10 @@ def body(
     has_init: bool,
     instance_id: str,
 ) -> Json:
-    """Return the body of the request that makes the gateway.
+    """Return the body of the request that creates the gateway.
 
     `networks` are the outer and the inner one; `addresses` the gateway's in both of them and the
-    sandbox's; `callback` is where this server is reached.
+    sandbox's; `callback` is the address of this server.
     """
     ports = choose_ports(order.ports)
     outer, inner, sandbox = addresses
@@ -76,7 +76,7 @@ def body(
 
 
 def archive(order: Order) -> bytes:
-    """Return the files of a gateway: the proxy, and where the sandbox may go.
+    """Return the files of a gateway: the proxy's code and the sandbox's policy.
 
     Reads them from the installed package; blocks.
     """

@@ -1,8 +1,8 @@
-"""Memory and processes of sandboxes on the engine's own disk: written, brought back, and removed.
+"""Saves processes and memory of sandboxes to the engine's disk, restores and removes them.
 
-These are Docker's checkpoints of containers in gVisor, below the container's own directory: only root
-reads them, and they go with the container. One is named for the run of the container that it holds,
-so that none is taken for that of another run, wherever a removal was cut off.
+These are Docker's checkpoints of gVisor containers, in the container's own directory: only root may
+read them, and they are deleted with the container. Each is named after a run of the container, so
+that none is restored for another run, even if a removal was interrupted.
 """
 
 import asyncio
@@ -23,49 +23,49 @@ log = logging.getLogger(__name__)
 
 _REFUSALS: Final = range(400, 600)
 _WRITE_SECONDS: Final = 600.0
-"""How long the memory of a sandbox may take to disk, and back."""
+"""How long saving or restoring the memory of a sandbox may take."""
 _CUT_OFF_SECONDS: Final = 120.0
-"""After how long what is being written, and was asked for before, counts as cut off."""
+"""After this time, a checkpoint that an earlier request started counts as interrupted."""
 _END_SECONDS: Final = 0.1
 _PLACED_SECONDS: Final = 60.0
-"""How long after its end what a container had may still be put into its place."""
+"""How long after the container's end its checkpoint may still be moved into place."""
 
 
 def why_not(facts: EngineInfo, runtime: str) -> str:
-    """Say why an engine keeps no containers of a runtime on disk, or nothing where it does."""
+    """Return why an engine cannot save containers of a runtime, or an empty string."""
     runtime = runtime or facts.default_runtime
     if facts.is_podman:
-        return "Podman does it with CRIU, which is not used"
+        return "Podman needs CRIU for this, which is not supported here"
     if not facts.is_experimental:
-        return "the engine makes no checkpoints: set `experimental` in its daemon.json"
+        return "the engine does not support checkpoints: set `experimental` in its daemon.json"
     if isolation_of(runtime) is not Isolation.GVISOR:
-        return "only containers in gVisor are kept on disk: set `runtime` to runsc"
+        return "only gVisor containers can be saved to disk: set `runtime` to runsc"
     if runtime not in facts.saving_runtimes:
         return (
             f"the runtime `{runtime}` needs `--net-disconnect-ok`, and not `--network=host`, among its"
-            " `runtimeArgs` in the engine's daemon.json, or an open connection ends what is saved"
+            " `runtimeArgs` in the engine's daemon.json: otherwise open connections break saved containers"
         )
     return ""
 
 
 def name_of(container: Json) -> str:
-    """Return the name of the checkpoint that holds a container's last run."""
+    """Return the name of the checkpoint for a container's last run."""
     began = str((container.get("State") or {}).get("StartedAt"))
     return "run" + re.sub(r"\D", "", began)
 
 
 async def has(engine: Engine, container: Json) -> bool:
-    """Say whether the last run of a container, which has ended, is on disk."""
+    """Return whether the last run of a container has a checkpoint."""
     return name_of(container) in await _names(engine, container)
 
 
 def is_stuck(exc: AgentsvcError) -> bool:
-    """Say whether an engine, ended while it wrote a container, can start that in no way any more."""
+    """Return whether a container can never start again, because a checkpoint was interrupted."""
     return "id already in use" in exc.message
 
 
 async def until_written(engine: Engine, container: Json) -> None:
-    """Wait until what is being written has ended; one that an engine's end cut off is removed."""
+    """Wait until a checkpoint is written; remove it if the engine was interrupted."""
     path = f"containers/{container['Id']}/json"
     for _ in range(int(_CUT_OFF_SECONDS / _END_SECONDS)):
         if not inspection.is_running(await engine.get(path) or {}):
@@ -75,9 +75,9 @@ async def until_written(engine: Engine, container: Json) -> None:
 
 
 async def write(engine: Engine, container: Json) -> None:
-    """Write a frozen container to disk and end it; where that fails, it is frozen again or ended.
+    """Save a frozen container and end it; if that fails, it is frozen again or has ended.
 
-    It runs for a moment, as an engine does not write what is frozen.
+    It runs for a moment, because an engine cannot save a frozen container.
     """
     path = f"containers/{container['Id']}"
     await drop(engine, container)
@@ -95,7 +95,7 @@ async def write(engine: Engine, container: Json) -> None:
     seen = await engine.get(f"{path}/json") or {}
     has_ended = not inspection.is_running(seen)
     log.warning(
-        "sandbox not written to disk, as the engine's log says",
+        "sandbox not saved to disk, see the engine's log",
         extra={"container": container["Id"], "memory": "lost" if has_ended else "kept"},
     )
     if not has_ended:
@@ -103,9 +103,12 @@ async def write(engine: Engine, container: Json) -> None:
 
 
 async def bring_back(engine: Engine, container: Json) -> bool:
-    """Let a container go on from disk; say whether it does, and else remove it, but for its volumes."""
+    """Restore a container from its checkpoint; return whether it runs, otherwise remove it.
+
+    Its volumes are kept.
+    """
     path = f"containers/{container['Id']}"
-    # An engine told to write by a server that was killed may not have all of it in its place yet.
+    # If the server was killed after its request, the engine may still be moving files into place.
     await has_told(
         engine, container, "checkpoint", within=_PLACED_SECONDS, time_limit=_CUT_OFF_SECONDS
     )
@@ -121,8 +124,8 @@ async def bring_back(engine: Engine, container: Json) -> bool:
     if not is_back:
         reason = (seen.get("State") or {}).get("Error")
         extra = {"container": container["Id"], "reason": reason}
-        log.warning("memory of a sandbox lost, as it cannot be read from disk", extra=extra)
-        # Its name stays taken in the engine's own parts, which then start it in no way any more.
+        log.warning("sandbox memory lost: the checkpoint cannot be restored", extra=extra)
+        # Its name stays in use in the engine, which could never start the container again.
         await engine.remove(path, force=True)
         return False
     await drop(engine, container)
@@ -130,7 +133,7 @@ async def bring_back(engine: Engine, container: Json) -> bool:
 
 
 async def drop(engine: Engine, container: Json, *, keep: str = "") -> None:
-    """Remove what is on disk of a container's memory, but for one run."""
+    """Remove a container's checkpoints, except the one named `keep`."""
     for name in await _names(engine, container):
         if name == keep:
             continue

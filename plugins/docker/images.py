@@ -1,7 +1,7 @@
-"""Images: the one there is, or fetched, with news of how far that has come.
+"""Images of an engine: inspects them, and pulls missing ones with progress reports.
 
-A fetch may take longer than a call; it goes on in the background, once for each engine and image,
-and whoever waits is told with a retryable error how far it is.
+A pull may take longer than a call; it runs in the background, once per engine and image, and
+callers get its progress in a retryable error.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from .settings import DockerConfig
 
 _MEGABYTE = 1_000_000
 _QUIET_SECONDS = 60.0
-"""How long an engine may say nothing before its fetch counts as one that comes no nearer."""
+"""After this time without news from the engine, a pull no longer counts as progressing."""
 _LOADING = "Downloading"
 _DONE = ("Pull complete", "Already exists", "Download complete")
 
 
 class Progress:
-    """How far one fetch has come, by what the engine says of each layer."""
+    """The progress of one pull, from the engine's messages about each layer."""
 
     def __init__(self) -> None:
         self._layers: dict[str, tuple[int, int]] = {}
@@ -34,11 +34,11 @@ class Progress:
 
     @property
     def is_recent(self) -> bool:
-        """Whether the engine has told of it of late."""
+        """Whether the engine has reported progress recently."""
         return monotonic() - self._heard_at < _QUIET_SECONDS
 
     def take(self, news: Json) -> None:
-        """Note one line of the engine's."""
+        """Process one message of the engine."""
         self._heard_at = monotonic()
         layer, status = news.get("id"), str(news.get("status", ""))
         if not layer or status.startswith("Pulling from"):
@@ -65,7 +65,7 @@ class Progress:
 
 
 class ImagePulls:
-    """The fetches that are under way."""
+    """The running pulls."""
 
     def __init__(self, config: DockerConfig) -> None:
         self._config = config
@@ -73,21 +73,21 @@ class ImagePulls:
         self._progress: dict[str, Progress] = {}
 
     async def close(self) -> None:
-        """Break off every fetch; the engine keeps the layers it has."""
+        """Cancel every pull; the engine keeps the layers it has."""
         await self._fetches.close()
 
     async def get(self, engine: Engine, name: str) -> ImageInfo:
-        """Return an image, fetched if need be.
+        """Return an image, pulling it if necessary.
 
-        While that takes longer than `pull_wait_seconds`, it raises StillFetching with the progress,
-        or BackendUnavailable once there was none for a while.
+        While that takes longer than `pull_wait_seconds`, raise StillFetching with the progress, or
+        BackendUnavailable if there was none for a while.
         """
         pull = self._config.pull
-        # What is no name is better told apart by the fetch.
+        # For an invalid name, the pull has the better error message.
         found = await engine.ask("GET", f"images/{name}/json", expect=(400, 404))
         if found is not None and pull != "always":
             if (key := _key(engine, name)) not in self._fetches:
-                # Nobody waited for the end of the fetch that has brought it.
+                # Nobody waited for the end of the pull that fetched it.
                 await self._fetches.abandon(key)
             return to_image(found)
         if pull == "never":
@@ -97,7 +97,7 @@ class ImagePulls:
         await self._fetch(engine, name)
         found = await engine.get(f"images/{name}/json")
         if found is None:
-            raise BackendUnavailable(f"The image `{name}` was fetched and is not there")
+            raise BackendUnavailable(f"The image `{name}` was pulled and is missing")
         return to_image(found)
 
     async def _fetch(self, engine: Engine, name: str) -> None:
@@ -112,7 +112,7 @@ class ImagePulls:
         except StillFetching as exc:
             progress = self._progress[key]
             kind = StillFetching if progress.is_recent else BackendUnavailable
-            raise kind(f"The image `{name}` is being fetched: {progress}") from exc
+            raise kind(f"The image `{name}` is being pulled: {progress}") from exc
 
     async def _pull(self, engine: Engine, name: str, key: str) -> None:
         def explain(_status: int, message: str) -> AgentsvcError:
@@ -137,7 +137,7 @@ async def work(
     headers: Mapping[str, str],
     data: IO[bytes] | None = None,
 ) -> AsyncIterator[Json]:
-    """Have an engine do something long, and yield its news; `explain` says what a failure means."""
+    """Run a long request of an engine and yield its messages; `explain` maps its errors."""
     async with engine.stream(
         "POST", path, params=query, data=data, headers=headers, explain=explain
     ) as answer:
@@ -154,7 +154,7 @@ def _key(engine: Engine, name: str) -> str:
 
 
 def to_news(line: bytes) -> Json:
-    """Return one line of a fetch's news; raises BackendUnavailable for what is none."""
+    """Decode one message of a pull; raises BackendUnavailable if it is malformed."""
     if not line.strip():
         return {}
     try:
@@ -170,7 +170,7 @@ def to_news(line: bytes) -> Json:
 
 
 def read_login(auth_file: str, image: str) -> str:
-    """Return the header that logs in at an image's registry, or an empty text. Blocks."""
+    """Return the X-Registry-Auth header for an image, or an empty string. Blocks."""
     if not auth_file:
         return ""
     try:
@@ -191,7 +191,7 @@ def _bytes(detail: Json, name: str, otherwise: int) -> int:
 
 
 def to_query(image: str) -> dict[str, str]:
-    """Return the parameters that fetch exactly this image: a name alone would mean every tag."""
+    """Return the query that pulls exactly this image: a name without a tag would mean all tags."""
     last = image.rpartition("/")[2]
     tag = {} if ":" in last or "@" in last else {"tag": "latest"}
     return {"fromImage": image, **tag}

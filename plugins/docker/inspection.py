@@ -1,4 +1,4 @@
-"""Turns what the engine says of a container into a report for the server. Pure."""
+"""Maps the engine's view of a container to a report for the server. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,32 +17,32 @@ _NO_COMMAND: Final = (126, 127)
 _KILLED: Final = 137
 _TERMINATED: Final = 143
 UNKNOWN: Final = 255
-"""Also what an engine says of a container that ended while it was away."""
+"""Also the code of a container that ended while the engine was not running."""
 _UNGUARDED: Final = {"host_ports": "reachable"}
 _OOM_REASON: Final = "a process in it wanted more memory than the sandbox may use, and was killed"
 
 
 class ContainerStates(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a sandbox's containers."""
+    """The observed states of a sandbox's containers."""
 
     container: Json
     front: Json | None
-    """The container whose address or published ports lead to the sandbox; None if it is away."""
+    """The container whose address or published ports lead to the sandbox; None if it is missing."""
     is_paused: bool = False
     """Whether it was paused on purpose."""
     is_on_disk: bool = False
-    """Whether what it ran is on the engine's disk, or on its way there."""
+    """Whether its last run has a checkpoint on the engine's disk, or is being saved."""
     had_oom: bool = False
-    """Whether the engine told of a process killed for want of memory."""
+    """Whether the engine has reported an OOM kill in it."""
     was_told: bool = False
-    """Whether the engine told of its end, as it does of every one that it sees."""
+    """Whether the engine has reported its end, as it does for every end that it observes."""
     publish: str = ""
-    """The address at which ports are published; empty where containers' own are used."""
+    """The address at which ports are published; empty if containers' own addresses are used."""
     default_runtime: str = ""
 
 
 def to_report(seen: ContainerStates) -> Report:
-    """Return a report; a sandbox that runs is still to be tried at its awaited ports."""
+    """Return a report; the awaited ports of a running sandbox are not checked yet."""
     labels = labels_of(seen.container)
     report = Report(
         phase=Phase.STARTING,
@@ -95,27 +95,27 @@ def _running(report: Report, seen: ContainerStates) -> Report:
 
 
 def without_container(*, is_paused: bool) -> Report:
-    """Return a report of a sandbox of which only the files are left."""
-    reason = "its container was removed from the engine; its files are there to go on from"
+    """Return the report of a sandbox of which only the files are left."""
+    reason = "its container was removed from the engine; its files still exist"
     if is_paused:
         return Report(phase=Phase.PAUSED, paused_as=PausedAs.STOPPED, reason=reason)
     return Report(phase=Phase.FAILED, cause=Cause.LOST, reason=reason)
 
 
 def unguarded(report: Report) -> Report:
-    """Return a report of a sandbox that reaches the ports of its machine."""
+    """Return the report of a sandbox that can reach the ports of its machine."""
     return replace(report, facts={**report.facts, **_UNGUARDED})
 
 
 def still_starting(report: Report) -> Report:
-    """Return what it is while an awaited port does not answer yet."""
+    """Return the report of a sandbox whose awaited ports do not accept connections yet."""
     return replace(report, phase=Phase.STARTING, reason="its ports do not answer yet")
 
 
 def ended(
     state: Mapping[str, Any], *, had_oom: bool, was_told: bool = False
 ) -> tuple[int, Cause, str]:
-    """Return how a container's command ended: its code, the cause, and a line for people."""
+    """Return the exit code of a container, its cause, and a description."""
     code = int(state.get("ExitCode") or 0)
     error = str(state.get("Error") or "")
     if state.get("OOMKilled") or (had_oom and code == _KILLED):
@@ -138,7 +138,7 @@ def ended(
 
 
 def endpoints(seen: ContainerStates) -> tuple[Endpoint, ...]:
-    """Return where each port is reached now; none for ports that are not."""
+    """Return the present URL of each port; without ports that are unreachable."""
     found = []
     for name, number in ports_of(seen.container).items():
         if target := _target(seen, number):
@@ -147,7 +147,7 @@ def endpoints(seen: ContainerStates) -> tuple[Endpoint, ...]:
 
 
 def awaited(report: Report, container: Json) -> list[str] | None:
-    """Return the URLs of the ports that must answer; None while one of them has no address."""
+    """Return the URLs of the awaited ports; None if one of them has no address yet."""
     found = {end.name: end.url for end in report.endpoints}
     names = [name for name in labels_of(container).get("agentsvc.awaited", "").split(",") if name]
     return [found[name] for name in names] if found.keys() >= set(names) else None
@@ -161,7 +161,7 @@ def ports_of(container: Json) -> dict[str, int]:
 
 
 def is_in_volume(container: Json, default_runtime: str) -> bool:
-    """Say whether a sandbox like this has its working directory in a volume whatever it begins with."""
+    """Return whether such a sandbox always has its working directory in a volume."""
     runtime = labels_of(container).get("agentsvc.runtime") or default_runtime
     is_read_only = bool((container.get("HostConfig") or {}).get("ReadonlyRootfs"))
     return needs_volume(runtime, is_read_only=is_read_only)
@@ -173,13 +173,13 @@ def labels_of(container: Json) -> dict[str, str]:
 
 
 def _asked_limits(container: Json) -> tuple[str, ...]:
-    """Return the names of the limits that a container's order has set."""
+    """Return the names of the limits in a container's order."""
     asked = labels_of(container).get("agentsvc.limits", "").split(",")
     return tuple(name for name in _LIMITS if name in asked)
 
 
 def is_running(container: Json) -> bool:
-    """Say whether a container runs and is not frozen."""
+    """Return whether a container runs and is not frozen."""
     state = container.get("State") or {}
     return bool(state.get("Running")) and not state.get("Paused")
 
@@ -197,10 +197,10 @@ def _target(seen: ContainerStates, number: int) -> str:
 
 
 def usage_of(stats: Json) -> Usage:
-    """Return what the engine's statistics of a container say."""
+    """Return the usage from the engine's statistics of a container."""
     spent = _count(stats, "cpu_stats", "cpu_usage", "total_usage")
     used = _count(stats, "memory_stats", "usage")
-    # What the kernel would give up at once is no use of memory.
+    # Page cache that the kernel can drop at once does not count.
     kept = _count(stats, "memory_stats", "stats", "inactive_file")
     if kept is None:
         kept = _count(stats, "memory_stats", "stats", "total_inactive_file")
@@ -218,6 +218,6 @@ def _count(found: Any, *path: str) -> int | None:
 
 
 def status_of(container: Json) -> str:
-    """Return the engine's own word for a container's state."""
+    """Return the engine's status of a container."""
     state = container.get("State") or {}
     return str(state.get("Status") or ("running" if state.get("Running") else "exited"))

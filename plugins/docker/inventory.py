@@ -1,4 +1,4 @@
-"""Lists an installation's objects at an engine: its sandboxes, and all that bears its id."""
+"""Lists an installation's objects at an engine: its sandboxes, and all that contain its id."""
 
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ from .streams import to_time
 
 
 async def sandboxes_on(engine: Engine, instance_id: str) -> dict[str, datetime]:
-    """Return the ids of the sandboxes of which there is anything, and when the first of it was made."""
+    """Return the ids of sandboxes with any object, and when the first of these was created."""
     first: dict[str, datetime] = {}
     for kind in ("containers", "networks", "volumes"):
         for one in await engine.listed(kind, names.of_installation(instance_id)):
@@ -23,7 +23,7 @@ async def sandboxes_on(engine: Engine, instance_id: str) -> dict[str, datetime]:
 
 
 async def left_on(engine: Engine, instance_id: str) -> list[str]:
-    """Name what says an installation's id, among all that the engine has."""
+    """Return the names of all objects of the engine that contain an installation's id."""
     return [
         f"{kind} {one.get('Name') or one.get('Names') or one['Id']}"
         for kind in ("container", "network", "volume", "image")

@@ -1,11 +1,11 @@
-"""Layers: images of an engine with the home and the working directory of a sandbox, for others to begin with.
+"""Layers: images with the home and working directory of a sandbox, which others start from.
 
-The engine gives those others the files by reference, and copies what they change. Into the image they
-come through this server: out of the sandbox's container, as an archive, into a new one of the same base,
-which never runs and is then committed. So it takes nothing but the engine's API, on each kind of engine,
-and nothing of the old container's configuration is in it.
+New sandboxes share the image's files, and the engine copies what they change. The files get into
+the image through this server: an archive from the sandbox's container is unpacked in a new
+container of the same base image, which never runs and is then committed. So this needs only the API
+of any kind of engine, and the image has nothing of the old container's configuration.
 
-A layer that is removed is *passing* as long as there are containers that are made of it.
+A removed layer is *passing* as long as containers use its image.
 """
 
 import re
@@ -31,11 +31,11 @@ class Layers:
 
     def __init__(self, instance_id: str) -> None:
         self._instance_id = instance_id
-        self._making = LongTasks()
+        self._running = LongTasks()
 
     async def close(self) -> None:
-        """End what is being made; what there is of it goes at the next look."""
-        await self._making.close()
+        """Cancel running copies; `sweep` removes what they leave."""
+        await self._running.close()
 
     async def find(self, engine: Engine, layer_id: str) -> ImageInfo | None:
         """Return the image of a layer, or None."""
@@ -49,10 +49,11 @@ class Layers:
         *,
         max_bytes: int,
     ) -> int:
-        """Make a layer of the files of a container that does not run; return their bytes.
+        """Create a layer from the files of a stopped container; return their size in bytes.
 
-        Raises StillFetching until it is done, OrderRejected for what is too large. Docker answers
-        nothing of a container that it is packing, so that it is asked for only once.
+        Raises StillFetching until it is complete, OrderRejected if the files are too large. The
+        source is inspected only once, because Docker does not respond for a container that it is
+        archiving.
         """
         name = _name_of(layer_id)
 
@@ -67,10 +68,10 @@ class Layers:
             }
             return await _make_image(engine, source, name, labels, max_bytes)
 
-        return await self._making.go_on(f"{engine.name} {name}", make)
+        return await self._running.go_on(f"{engine.name} {name}", make)
 
     async def ids(self, engine: Engine) -> set[str]:
-        """Return the ids of the layers there are, and remove what was left half-made or is passing."""
+        """Return the ids of the layers, after removing partial ones and unused passing ones."""
         await self.sweep(engine)
         return {
             one["Labels"][names.LAYER]
@@ -79,7 +80,7 @@ class Layers:
         }
 
     async def remove(self, engine: Engine, layer_id: str) -> None:
-        """Remove a layer; the image stays for containers that are made of it, as long as they are."""
+        """Remove a layer; its image stays as long as containers use it."""
         name = _name_of(layer_id)
         if await self._find(engine, name) is None:
             return
@@ -90,19 +91,19 @@ class Layers:
         await self.sweep(engine)
 
     async def sweep(self, engine: Engine) -> None:
-        """Remove what is passing and used by no container, and what is made by nobody."""
+        """Remove passing images that no container uses, and leftovers of cancelled copies."""
         for one in await engine.listed("containers", names.of_installation(self._instance_id)):
             labels = one.get("Labels") or {}
-            if self._is_layers(labels) and not self._is_making(engine, labels.get(names.MADE_FOR)):
+            if self._is_layers(labels) and not self._is_running(engine, labels.get(names.MADE_FOR)):
                 await _remove_container(engine, one["Id"])
         for one in await self._images(engine):
             tags = _tags(one)
-            if all(names.is_passing(tag) and not self._is_making(engine, tag) for tag in tags):
+            if all(names.is_passing(tag) and not self._is_running(engine, tag) for tag in tags):
                 for reference in tags or [one["Id"]]:
                     await engine.remove(f"images/{reference}")
 
-    def _is_making(self, engine: Engine, name: str | None) -> bool:
-        return f"{engine.name} {name}" in self._making
+    def _is_running(self, engine: Engine, name: str | None) -> bool:
+        return f"{engine.name} {name}" in self._running
 
     async def _images(self, engine: Engine) -> list[Json]:
         found = await engine.listed("images", names.of_installation(self._instance_id))
@@ -121,13 +122,13 @@ class Layers:
 async def _make_image(
     engine: Engine, source: Json, name: str, labels: Mapping[str, str], max_bytes: int
 ) -> int:
-    """Make an image of a container's files, and return how many bytes of them are in it."""
+    """Create an image from a container's files; return their size in bytes."""
     paths = await paths_of(engine, source)
     volumes = (source.get("Config") or {}).get("Volumes") or {}
     for path, volume in product(paths, volumes):
         if is_below(path, volume) or is_below(volume, path):
-            raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
-    # Of what began with a layer it is that layer's own base, so that none is on top of another.
+            raise OrderRejected(f"The image has a volume at {path}, whose files cannot be kept")
+    # A sandbox that was started from a layer uses that layer's base: layers are not stacked.
     base = inspection.labels_of(source).get(names.BASE) or source["Image"]
     made = await _make_container(
         engine, name, base, {**labels, names.BASE: base, names.MADE_FOR: name}
@@ -163,7 +164,7 @@ async def _make_container(
         raise OrderRejected("The image of the sandbox is gone from the engine")
     body = {
         "Image": base,
-        # An image that says it is of a sandbox would be believed.
+        # An image labelled as a sandbox's would be treated as one.
         "Labels": {**labels, names.SANDBOX: ""},
         "NetworkDisabled": True,
         "HostConfig": {"NetworkMode": "none"},
@@ -176,7 +177,7 @@ async def _make_container(
         )
         if made is not None:
             return str(made["Id"])
-        # It is of a server that was killed.
+        # A server that was killed left it.
         await _remove_container(engine, name)
     raise Conflict("The engine has a container of that name", detail=name)
 

@@ -1,7 +1,7 @@
-"""The steps by which a sandbox is made on one engine, and unmade; each may be repeated.
+"""Creates and removes the objects of a sandbox on one engine; each step is idempotent.
 
-Everything is labelled as it is made. A name that is taken by somebody else's thing is refused, and
-that thing is left alone.
+Every object gets its labels at creation. If a name is in use by a foreign object, the order is
+refused, and that object is left alone.
 """
 
 import asyncio
@@ -48,23 +48,23 @@ from .settings import DockerConfig
 from .streams import read_file
 from .transfer import Transfer, paths_of
 
-_NOT_TIDIED = "stopped"
+_CLEANING_UP = "stopped"
 _NO_INIT = re.compile(r"catatonit|container-init|init binary")
 _RESOLVE_SECONDS = 3.0
-_ELSEWHERE = "192.0.2.1"
-"""An address of documents, on no network but by chance."""
+_DOCUMENTATION_ADDRESS = "192.0.2.1"
+"""An address of a documentation range, which no network normally has."""
 _FILL_SECONDS = 1800.0
 _FILLED = "filled"
-"""The file that says of which sandbox one has had a copy of the files."""
+"""The file that names the sandbox whose files were copied into this one."""
 _REMOVE_TRIES = 40
 _REMOVE_SECONDS = 0.25
 
 type FindSource = Callable[[], Awaitable[tuple[Engine, Json]]]
-"""Finds the container whose files are to be copied; raises OrderRejected where it is gone."""
+"""Finds the container whose files are copied; raises OrderRejected if it is gone."""
 
 
 class Maker:
-    """Makes and removes sandboxes of one installation on one engine."""
+    """Creates and removes sandboxes of one installation on one engine."""
 
     def __init__(
         self,
@@ -84,9 +84,10 @@ class Maker:
         self._copies = copies
 
     async def make(self, order: Order, find_source: FindSource) -> None:
-        """Make everything and start it; what is there already stays.
+        """Create all objects and start the sandbox; existing objects are kept.
 
-        Where it begins with a copy of another one's files, raises StillFetching until that is made.
+        If it starts with a copy of another sandbox's files, raise StillFetching until they are
+        copied.
         """
         found = await self.find(names.container(order.sandbox_id), order.sandbox_id)
         if found is not None and inspection.status_of(found) != "created":
@@ -99,9 +100,9 @@ class Maker:
             await self.start(await self._prepare(order))
 
     async def _make_copy(self, order: Order, found: Json | None, find_source: FindSource) -> None:
-        """Make everything, copy the files into it unless that was done, and start it."""
+        """Create all objects, copy the files unless that is done, and start the sandbox."""
         if found is not None and not await self._is_filled(found["Id"]):
-            # What was copied may be gone from the other one since.
+            # Files of an earlier, partial copy may have been deleted in the source since.
             await self._engine.remove(f"containers/{found['Id']}", force=True)
             await self._remove_volume(names.workspace(order.sandbox_id))
         made = await self._prepare(order)
@@ -117,56 +118,56 @@ class Maker:
         return bool(await read_file(self._engine, container_id, f"{PRIVATE}/{_FILLED}"))
 
     async def _prepare(self, order: Order) -> str:
-        """Make everything; return the id of the container, which does not run yet."""
+        """Create all objects; return the id of the container, which does not run yet."""
         facts = await self._engine.facts()
         if not self._engine.is_remote:
             await asyncio.to_thread(check_links, to_options(order).mounts, self._config.bind_mounts)
-        image = await self._beginning(order)
+        image = await self._start_image(order)
         place = await self._networks(order, facts)
         await self._volumes(order, facts)
         return await self._container(order, image, place, facts)
 
     async def find(self, name: str, sandbox_id: str) -> Json | None:
-        """Return our container of that name, or None; what is not of this sandbox is not ours."""
+        """Return this sandbox's container of that name, or None; foreign containers are ignored."""
         found: Json | None = await self._engine.get(f"containers/{name}/json")
         labels = inspection.labels_of(found or {})
         return found if names.is_own(labels, self._instance_id, sandbox_id) else None
 
     async def start(self, container_id: str) -> None:
-        """Start a container; one that runs is fine."""
+        """Start a container; does nothing if it runs."""
         await self._engine.ask("POST", f"containers/{container_id}/start")
 
     async def start_again(self, sandbox_id: str, container: Json) -> None:
-        """Start a sandbox that was stopped, after what stands between it and the world."""
+        """Start a stopped sandbox, after its gateway and firewall rules."""
         await self.prepare_start(sandbox_id, container)
         await self.start(container["Id"])
 
     async def prepare_start(self, sandbox_id: str, container: Json) -> None:
-        """See that what stands between a stopped sandbox and the world is there again."""
+        """Restore the gateway and the firewall rules of a stopped sandbox."""
         gateway = await self.find(names.gateway(sandbox_id), sandbox_id)
         if gateway is not None and not (gateway.get("State") or {}).get("Running"):
             await self.start(gateway["Id"])
-        # The machine forgets its rules when it is started anew.
+        # The machine loses its rules at a reboot.
         if closed := await self.closed_bridge(sandbox_id, container):
             await firewall.close(*closed)
-        await self._tidied(container["Id"])
+        await self._wait_for_cleanup(container["Id"])
 
-    async def _tidied(self, container_id: str) -> None:
-        """Wait until what a container had in its last run is taken down.
+    async def _wait_for_cleanup(self, container_id: str) -> None:
+        """Wait until the engine has cleaned up after a container's last run.
 
-        Podman does that after it has said that the container ended; one that is started before,
-        without root, has no ports.
+        Podman cleans up after it has reported the container as ended; without root, a container
+        that is started earlier gets no ports.
         """
         for _ in range(_REMOVE_TRIES):
             found = await self._engine.get(f"containers/{container_id}/json")
-            if inspection.status_of(found or {}) != _NOT_TIDIED:
+            if inspection.status_of(found or {}) != _CLEANING_UP:
                 return
             await asyncio.sleep(_REMOVE_SECONDS)
 
     async def closed_bridge(
         self, sandbox_id: str, container: Json
     ) -> tuple[str, list[int], str] | None:
-        """Return the bridge whose way to this machine is closed, and what is open on it."""
+        """Return the bridge that is closed to this machine, its open ports and its DNS address."""
         facts = await self._engine.facts()
         labels = inspection.labels_of(container)
         if not self.may_guard(facts):
@@ -180,22 +181,22 @@ class Maker:
         return names.bridge(names.outer(sandbox_id)), ports, labels.get("agentsvc.dns", "")
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove everything of a sandbox, and return when it is gone."""
+        """Remove all objects of a sandbox, and return when they are gone."""
         for number in range(_REMOVE_TRIES):
             if not await self._remove_once(sandbox_id):
                 break
-            # The second look is only to see that all is gone.
+            # The first repetition only checks that all is gone, so it needs no delay.
             await asyncio.sleep(_REMOVE_SECONDS if number else 0)
         else:
             raise BackendUnavailable(
-                "The engine does not remove all of the sandbox", detail=sandbox_id
+                "The engine does not remove all objects of the sandbox", detail=sandbox_id
             )
         if self.may_guard(await self._engine.facts()):
             for network in (names.outer(sandbox_id), names.inner(sandbox_id)):
                 await firewall.reopen(names.bridge(network))
 
     async def _remove_once(self, sandbox_id: str) -> bool:
-        """Remove what there is and return whether there was anything."""
+        """Remove the existing objects; return whether there were any."""
         containers = await self._own("containers", sandbox_id)
         for one in containers:
             await self._engine.remove(f"containers/{one['Id']}", force=True, v=True)
@@ -209,47 +210,45 @@ class Maker:
 
     async def _own(self, kind: str, sandbox_id: str) -> list[Json]:
         found = await self._engine.listed(kind, names.of_sandbox(self._instance_id, sandbox_id))
-        # Podman lists what has either of two labels that are asked for, not both.
+        # Podman combines label filters with OR instead of AND.
         return [
             one for one in found if names.is_own(one.get("Labels"), self._instance_id, sandbox_id)
         ]
 
     async def mark_paused(self, sandbox_id: str) -> None:
-        """Note on the engine that what follows is a pause, so that its end is not a failure."""
+        """Mark a sandbox as paused on the engine, so that its end is not a failure."""
         await self._volume(names.paused(sandbox_id), sandbox_id, "paused")
 
     async def unmark_paused(self, sandbox_id: str) -> None:
-        """Take that back."""
+        """Remove the mark."""
         await self._remove_volume(names.paused(sandbox_id))
 
     async def is_marked_paused(self, sandbox_id: str) -> bool:
-        """Say whether that was noted."""
+        """Return whether a sandbox is marked as paused."""
         return await self._has_volume(names.paused(sandbox_id), sandbox_id)
 
     async def has_files(self, sandbox_id: str) -> bool:
-        """Say whether the sandbox's workspace is there."""
+        """Return whether the sandbox's workspace exists."""
         return await self._has_volume(names.workspace(sandbox_id), sandbox_id)
 
-    # The parts
+    # Parts of a sandbox
 
-    async def _beginning(self, order: Order) -> ImageInfo:
-        """Return the image with which a sandbox begins, with the agent server of its spec's."""
-        begun = await self._files_of(order)
+    async def _start_image(self, order: Order) -> ImageInfo:
+        """Return the image of a sandbox; with a base image, combine it with the agent server."""
+        begun = await self._files_image(order)
         if not order.base:
             return begun
         agent = await self._image(order.image)
         return in_base(agent, begun, await tools.ensure(self._engine, agent))
 
-    async def _files_of(self, order: Order) -> ImageInfo:
+    async def _files_image(self, order: Order) -> ImageInfo:
         if order.layer:
             found = await self._layers.find(self._engine, order.layer)
             if found is not None:
                 return found
             if not await self.has_files(order.sandbox_id):
-                raise OrderRejected(
-                    "The prepared files with which the sandbox is to begin are gone"
-                )
-        # One that has begun with a layer has its files in its volume.
+                raise OrderRejected("The prepared files that the sandbox starts from are gone")
+        # Once started from a layer, a sandbox has its files in its volume.
         return await self._image(order.base or order.image)
 
     def _has_volume_for(self, order: Order, facts: EngineInfo) -> bool:
@@ -311,7 +310,7 @@ class Maker:
         )
 
     async def _guard(self, order: Order, ports: set[int], facts: EngineInfo, dns: str) -> str:
-        """Close the engine's machine to an open sandbox; return how far, as the label says it."""
+        """Close the engine's machine to an open sandbox; return the open ports for the label."""
         if not self.may_guard(facts):
             return "no"
         with contextlib.suppress(TimeoutError):
@@ -322,28 +321,28 @@ class Maker:
         return ",".join(map(str, sorted(ports)))
 
     def may_guard(self, facts: EngineInfo) -> bool:
-        """Say whether this server can close the engine's machine to sandboxes."""
+        """Return whether this server can close the engine's machine to sandboxes."""
         is_near = facts.is_beside and not self._engine.is_remote
         return self._config.guard_host and is_near and firewall.can_guard()
 
     async def _callback_hosts(
         self, callback: tuple[str, int] | None, facts: EngineInfo, bridge: str
     ) -> tuple[tuple[str, ...], bool]:
-        """Return the names a sandbox must be told for it, and whether there is one."""
+        """Return the host entries that a sandbox needs to reach this server, and whether it can."""
         if callback is None:
             return (), False
         (host, port), limit = callback, self._config.connect_seconds
         if host != CALLBACK_NAME:
             return (), not _is_loopback(host)
         if facts.is_beside:
-            # Podman makes a bridge only when somebody is in its network.
+            # Podman creates a bridge only when a container is in its network.
             near = _own_address(bridge) if facts.is_podman else bridge
             return (f"{host}:{bridge}",), await listens(near, port, limit)
         if self._engine.is_remote:
             return (), False
         if facts.knows_its_machine:
             return (f"{host}:host-gateway",), True
-        near = _own_address(_ELSEWHERE)
+        near = _own_address(_DOCUMENTATION_ADDRESS)
         return (f"{host}:{near}",), await listens(near, port, limit)
 
     async def _gateway(self, order: Order, body: Json, inner: str, address: str) -> None:
@@ -383,7 +382,7 @@ class Maker:
                 "POST", "volumes/create", body={"Name": name, "Labels": labels}
             )
         if not names.is_own(found.get("Labels"), self._instance_id, sandbox_id):
-            raise OrderRejected(f"The engine has a volume `{name}` that is not of this server")
+            raise OrderRejected(f"The engine has a volume `{name}` that this server did not create")
 
     async def _container(
         self, order: Order, image: ImageInfo, place: Placement, facts: EngineInfo
@@ -399,7 +398,7 @@ class Maker:
             has_volume=self._has_volume_for(order, facts),
             is_podman=facts.is_podman,
         )
-        # Where they are in a volume, it is now that the engine fills it with the files of a layer.
+        # Starting from a layer, the engine now copies its files into the volume, if there is one.
         limit = _FILL_SECONDS if order.layer else None
         container_id = await self._create(names.container(order.sandbox_id), body, limit)
         fence = Path(__file__).with_name("fence_program.py").read_bytes()
@@ -422,7 +421,7 @@ class Maker:
         )
         parts = inside.split("/") if inside else []
         directories = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-        # Docker leaves alone whatever it is told of the directory itself, but not by another name.
+        # Docker ignores the owner of an entry for the directory itself, unless it has another name.
         facts = await self._engine.facts()
         top = "." if facts.is_podman else f"../{posixpath.basename(options.workspace.rstrip('/'))}"
         archive = workspace_archive(owner, [*directories, ".home"], top=top)
@@ -439,17 +438,19 @@ class Maker:
                 time_limit=time_limit,
             )
         except AgentsvcError as exc:
-            # Podman finds out only now that it has no program for it.
+            # Podman only reports here that its init program is missing.
             if not body["HostConfig"]["Init"] or not _NO_INIT.search(exc.detail):
                 raise
             without = {**body, "HostConfig": {**body["HostConfig"], "Init": False}}
             return await self._create(name, without, time_limit)
         if made is not None:
             return str(made["Id"])
-        # The name is taken: by a request before this one, or by somebody else's container.
+        # The name is in use: by an earlier request, or by a foreign container.
         found = await self.find(name, body["Labels"][names.SANDBOX])
         if found is None:
-            raise OrderRejected(f"The engine has a container `{name}` that is not of this server")
+            raise OrderRejected(
+                f"The engine has a container `{name}` that this server did not create"
+            )
         return str(found["Id"])
 
     async def _remove_volume(self, name: str) -> None:
@@ -462,9 +463,9 @@ class Maker:
 
 
 def check_links(mounts: Iterable[Mount], allowed: Iterable[str]) -> None:
-    """Raise OrderRejected for a directory that links lead out of the allowed ones. Blocks.
+    """Raise OrderRejected for a mount that links lead out of the allowed directories. Blocks.
 
-    Whoever may write below one of those can put a link there, and an engine follows it.
+    Anyone who can write below an allowed directory can put a link there, and an engine follows it.
     """
     real = [os.path.realpath(one) for one in allowed]
     for mount in mounts:
@@ -478,7 +479,7 @@ def check_links(mounts: Iterable[Mount], allowed: Iterable[str]) -> None:
 
 
 def _own_address(target: str) -> str:
-    """Return the address of this machine from which it would dial another; nothing is sent."""
+    """Return this machine's address for connections to another; sends no packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((target, 9))

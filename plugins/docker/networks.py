@@ -1,4 +1,4 @@
-"""A sandbox's own networks: small parts of a range, made and removed again."""
+"""A sandbox's own networks: subnets of a range, created and removed."""
 
 import contextlib
 import ipaddress
@@ -20,7 +20,7 @@ type Network = ipaddress.IPv4Network
 
 
 def taken(networks: Iterable[Json]) -> list[Network]:
-    """Return the ranges that an engine's networks have."""
+    """Return the subnets of an engine's networks."""
     found = []
     for network in networks:
         for part in (network.get("IPAM") or {}).get("Config") or []:
@@ -30,7 +30,7 @@ def taken(networks: Iterable[Json]) -> list[Network]:
 
 
 def choose(pool: str, used: Iterable[Network], start: int) -> Network:
-    """Return a free part of the range, the first from a place on; raises CapacityExceeded."""
+    """Return a free subnet of the range, searching from `start`; raises CapacityExceeded."""
     whole = ipaddress.IPv4Network(pool)
     blocked = [one for one in used if one.overlaps(whole)]
     count = 2 ** (SUBNET_BITS - whole.prefixlen)
@@ -49,13 +49,13 @@ def addresses(part: Network) -> tuple[str, str, str]:
 
 
 def body(name: str, part: Network, *, is_inner: bool, labels: dict[str, str]) -> Json:
-    """Return the body of the request that makes a network."""
+    """Return the body of the request that creates a network."""
     options = {
         "com.docker.network.bridge.name": names.bridge(name),
         "com.docker.network.bridge.enable_icc": "true",
     }
     if is_inner:
-        # Without an address on the bridge, the engine's machine is not in the network at all.
+        # If the bridge has no address, the engine's machine is not in the network at all.
         options["com.docker.network.bridge.inhibit_ipv4"] = "true"
     return {
         "Name": name,
@@ -72,14 +72,14 @@ def body(name: str, part: Network, *, is_inner: bool, labels: dict[str, str]) ->
 async def ensure(
     engine: Engine, pool: str, name: str, *, is_inner: bool, labels: dict[str, str]
 ) -> Network:
-    """Make a network, or find the one there is, and return its range."""
+    """Create a network unless it exists, and return its subnet."""
     why = ""
     for _ in range(_TRIES):
         known = await engine.ask("GET", "networks")
         for network in known:
             if network["Name"] == name and network.get("Labels") == labels:
                 return taken([network])[0]
-        start = random.randrange(2**16)  # noqa: S311  # to be out of others' way, not a secret
+        start = random.randrange(2**16)  # noqa: S311  # to avoid collisions, not a secret
         part = choose(pool, taken(known), start)
         try:
             await engine.ask(
@@ -88,17 +88,18 @@ async def ensure(
                 body=body(name, part, is_inner=is_inner, labels=labels),
             )
         except AgentsvcError as exc:
-            # Somebody else may have taken it meanwhile; what else is wrong shows in the last try.
+            # Another server may have taken the subnet meanwhile; other errors show in the last
+            # attempt.
             if not _is_taken(exc):
                 raise
             why = exc.detail
             continue
         return part
-    raise BackendUnavailable("The engine makes no network for the sandbox", detail=why)
+    raise BackendUnavailable("The engine cannot create a network for the sandbox", detail=why)
 
 
 async def remove(engine: Engine, name: str) -> None:
-    """Remove a network and whatever is still attached to it."""
+    """Disconnect all containers from a network and remove it."""
     network = await engine.get(f"networks/{name}")
     if network is None:
         return
@@ -109,10 +110,10 @@ async def remove(engine: Engine, name: str) -> None:
             body={"Container": container_id, "Force": True},
             expect=(NOT_FOUND, CONFLICT, 500),
         )
-    # Whoever asked looks again: what is still in it may take a moment to leave.
+    # The caller repeats this: a container may take a moment to leave the network.
     await engine.ask("DELETE", f"networks/{network['Id']}", expect=(403, NOT_FOUND, CONFLICT, 500))
 
 
 def _is_taken(exc: AgentsvcError) -> bool:
-    said = f"{exc.message} {exc.detail}".lower()
-    return any(word in said for word in ("overlap", "already exists", "already used", "in use"))
+    text = f"{exc.message} {exc.detail}".lower()
+    return any(word in text for word in ("overlap", "already exists", "already used", "in use"))

@@ -1,4 +1,4 @@
-"""Turns an order into what the engine is asked to make. Pure."""
+"""Translates an order to requests for the engine. Pure."""
 
 import io
 import posixpath
@@ -22,9 +22,9 @@ type Json = dict[str, Any]
 WORKSPACE: Final = "/workspace"
 PRIVATE: Final = "/run/agentsvc"
 TOOLS: Final = "/opt/agent-server"
-"""Where the agent server is in our image, and in containers of images that have none."""
+"""Path of the agent server in our image, and in containers whose image has none."""
 CALLBACK_NAME: Final = "agentsvc.internal"
-"""The name by which this server is known inside a sandbox."""
+"""The host name of this server inside a sandbox."""
 
 _CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
 _ENV_FILE: Final = f"{PRIVATE}/env"
@@ -39,10 +39,10 @@ _DEAD_SOCKETS: Final = ("docker.sock", "podman.sock", "containerd.sock", "crio.s
 _SOCKET_DIRS: Final = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containers")
 
 PYTHONS: Final = f"{TOOLS}/bin/python /usr/local/bin/python3 /usr/bin/python3"
-"""Where an image may have a Python that the agent could not have put there."""
+"""Paths where an image may have a Python that the agent could not have put there."""
 
-# What comes before the command: the secrets, which the engine is not told of, and the directories.
-# Where the image has a Python, it closes io_uring.
+# The entry script runs before the command: it reads the secrets, which the engine does not get, and
+# creates the directories. If the image has a Python, that blocks io_uring.
 ENTRY: Final = (
     f'. {_ENV_FILE} && mkdir -p "$0" && cd "$0" && '
     f"for python in {PYTHONS}; do "
@@ -64,27 +64,27 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a spec for this backend may say in `options`."""
+    """The `options` of a spec for this backend."""
 
     runtime: str = ""
-    """OCI runtime by name; empty for that of the backend's table."""
+    """OCI runtime by name; empty for the backend's `runtime`."""
     user: str = ""
-    """User and group as numbers; empty for that of the backend's table."""
+    """User and group as numbers; empty for the backend's `user`."""
     read_only: bool = False
-    """Nothing but the workspace and /tmp can be written to."""
+    """Whether only the workspace and /tmp are writable."""
     tmpfs: dict[str, str] = {}
-    """Further directories in memory, with their mount options."""
+    """Further tmpfs mounts, with their mount options."""
     mounts: tuple[Mount, ...] = ()
     workspace: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9_./-]+$")] = WORKSPACE
-    """Where the volume with the sandbox's files is."""
+    """Where the volume with the sandbox's files is mounted."""
     host_labels: dict[str, str] = {}
-    """What the engine's entry in `hosts` must have among its labels."""
+    """Labels that the engine's entry in `hosts` must have."""
     shm_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 256 * 1024 * 1024
     """Size of /dev/shm, which browsers need."""
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image says of itself."""
+    """The configuration of an image."""
 
     id: str = ""
     entrypoint: tuple[str, ...] = ()
@@ -92,40 +92,40 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     env: tuple[str, ...] = ()
     tools: str = ""
-    """The volume with the agent server, which the image itself does not have."""
+    """The volume with the agent server, if the image itself has none."""
     labels: dict[str, str] = {}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The addresses of a sandbox that is to be made."""
+    """Network and addresses of a sandbox."""
 
     network: str
-    """The name of the network the sandbox is in."""
+    """The name of the sandbox's network."""
     address: str
-    """Its own one there."""
+    """The sandbox's address there."""
     hosts: tuple[str, ...] = ()
-    """Names with their addresses, as the engine takes them: `NAME:ADDRESS`."""
+    """Host entries as the engine takes them: `NAME:ADDRESS`."""
     is_calling: bool = False
-    """Whether there is a way to this server."""
+    """Whether the sandbox can reach this server."""
     publish: str = ""
-    """The address at which its ports are published; empty where they are not."""
+    """The address at which its ports are published; empty if they are not."""
     proxy_url: str = ""
     dns_address: str = ""
-    """The address of the network's own DNS server on this machine; empty where it has none there."""
+    """The address of the network's own DNS server on this machine; empty if it has none there."""
     guard: str = ""
-    """`no`, or the ports of the engine's machine that are open to it, with commas between them."""
+    """`no`, or the comma-separated ports of the engine's machine that are open to the sandbox."""
 
 
 def to_options(asked: Spec | Order) -> Options:
-    """Return the options; raises OrderRejected for what is not one."""
+    """Return the options; raises OrderRejected for unknown or invalid ones."""
     try:
         return msgspec.convert(asked.options, Options)
     except msgspec.ValidationError as exc:
-        raise OrderRejected(f"The options do not fit: {exc}") from exc
+        raise OrderRejected(f"The options are invalid: {exc}") from exc
 
 
 def to_image(inspected: Json) -> ImageInfo:
-    """Return what matters of an image."""
+    """Return the relevant configuration of an inspected image."""
     config = inspected.get("Config") or {}
     return ImageInfo(
         id=inspected.get("Id", ""),
@@ -138,21 +138,21 @@ def to_image(inspected: Json) -> ImageInfo:
 
 
 def in_base(agent: ImageInfo, base: ImageInfo, tools: str) -> ImageInfo:
-    """Return an image with the agent server of another one, from a volume."""
+    """Return the base image with the agent server of another image, from a volume."""
     return msgspec.structs.replace(
         base, entrypoint=agent.entrypoint, command=agent.command, tools=tools
     )
 
 
 def isolation_of(runtime: str) -> Isolation:
-    """Return how far containers of a runtime are kept apart."""
+    """Return the isolation of containers of a runtime."""
     if _GVISOR.search(runtime):
         return Isolation.GVISOR
     return Isolation.VM if _VM.search(runtime) else Isolation.CONTAINER
 
 
 def check(asked: Spec | Order, config: DockerConfig) -> None:
-    """Raise OrderRejected for what could never be made."""
+    """Raise OrderRejected for orders that can never be created."""
     options = to_options(asked)
     if not asked.image:
         raise OrderRejected("A docker sandbox needs an image")
@@ -162,7 +162,7 @@ def check(asked: Spec | Order, config: DockerConfig) -> None:
     for text in (*(asked.command or ()), *asked.env.values()):
         fill(text, ports)
     if options.user and not _NUMBERS.fullmatch(options.user):
-        raise OrderRejected("The option `user` is a number, or two with a colon between them")
+        raise OrderRejected("The option `user` is a number, or two separated by a colon")
     working_dir(asked.working_dir, options.workspace)
     for mount in options.mounts:
         check_mount(mount, config.bind_mounts)
@@ -182,7 +182,7 @@ def check_mount(mount: Mount, allowed: Iterable[str]) -> None:
     """Raise OrderRejected unless a mount's source lies below one of the allowed directories."""
     source = posixpath.normpath(mount.source)
     if source.endswith(_DEAD_SOCKETS) or any(_overlap(source, one) for one in _SOCKET_DIRS):
-        raise OrderRejected(f"{mount.source} is the engine's own and is not mounted in a sandbox")
+        raise OrderRejected(f"{mount.source} belongs to the engine and cannot be mounted")
     if not any(is_below(source, posixpath.normpath(one)) for one in allowed):
         raise OrderRejected(
             f"{mount.source} is not below one of the backend's `bind_mounts`; add it there"
@@ -190,14 +190,14 @@ def check_mount(mount: Mount, allowed: Iterable[str]) -> None:
 
 
 def user_of(image: ImageInfo, options: Options, config: DockerConfig) -> str:
-    """Return the user a sandbox runs as: never root, unless that was asked for."""
+    """Return the user a sandbox runs as: never root, unless it is configured."""
     if asked := options.user or config.user:
         return asked
     return f"{_OWNER}:{_OWNER}" if image.user.partition(":")[0] in ("", "0", "root") else image.user
 
 
 def argv_of(order: Order, image: ImageInfo, ports: Mapping[str, int]) -> list[str]:
-    """Return the command line; raises OrderRejected where neither order nor image has one."""
+    """Return the command line; raises OrderRejected if neither order nor image has one."""
     command = image.command if order.command is None else order.command
     argv = [*image.entrypoint, *(fill(part, ports) for part in command)]
     if not argv:
@@ -206,7 +206,7 @@ def argv_of(order: Order, image: ImageInfo, ports: Mapping[str, int]) -> list[st
 
 
 def environment_of(order: Order, ports: Mapping[str, int], place: Placement) -> dict[str, str]:
-    """Return the variables that are no secret."""
+    """Return the environment variables that are no secrets."""
     env = {name: fill(value, ports) for name, value in order.env.items()}
     if not place.proxy_url:
         return env
@@ -227,10 +227,10 @@ def container(
     has_volume: bool = True,
     is_podman: bool = False,
 ) -> Json:
-    """Return the body of the request that makes a sandbox's container.
+    """Return the body of the request that creates a sandbox's container.
 
-    `base` is the image below the layer that the image is, if it is one; without `has_volume` the
-    working directory is in the container itself.
+    `base` is the base image if `image` is a layer; without `has_volume` the working directory is in
+    the container itself.
     """
     options = to_options(order)
     ports = choose_ports(order.ports)
@@ -253,7 +253,7 @@ def container(
             **names.labels(instance_id, order.sandbox_id, "sandbox"),
             **_labels(order, ports, place, directory),
             "agentsvc.runtime": runtime,
-            # Also where it is what it was, so that no image says it.
+            # Always set, so that no label of the image shows through.
             names.BASE: base or image.id,
         },
         "ExposedPorts": {f"{number}/tcp": {} for number in ports.values()},
@@ -261,7 +261,7 @@ def container(
             **limits_of(order),
             **_hardened(options, has_init=has_init),
             **({"Runtime": runtime} if runtime else {}),
-            # Podman gives every container a second address, by which it could reach its machine.
+            # Podman gives every container an IPv6 address, by which it could reach the machine.
             **({"Sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"}} if is_podman else {}),
             "ReadonlyRootfs": options.read_only,
             "Mounts": mounts(order, options, image.tools, has_volume=has_volume),
@@ -293,7 +293,7 @@ def _labels(
 
 
 def callback_of(env: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port to which a sandbox is ordered to report."""
+    """Return the host and port to which a sandbox sends its reports."""
     url = urlsplit(env.get(_CALLBACK_VARIABLE, ""))
     if not url.hostname:
         return None
@@ -301,14 +301,14 @@ def callback_of(env: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def bindings(ports: Mapping[str, int], address: str) -> Json:
-    """Return which ports are published at an address; the engine chooses their numbers."""
+    """Return the port bindings at an address; the engine chooses the numbers."""
     if not address:
         return {}
     return {f"{number}/tcp": [{"HostIp": address, "HostPort": ""}] for number in ports.values()}
 
 
 def limits_of(order: Order) -> Json:
-    """Return the limits as the engine's own; without one, none."""
+    """Return the limits in the engine's terms; unset ones are omitted."""
     limits = order.limits
     found: Json = {}
     if limits.cpus is not None:
@@ -324,7 +324,7 @@ def limits_of(order: Order) -> Json:
 
 
 def set_limits(order: Order) -> list[str]:
-    """Return the names of the limits an order has."""
+    """Return the names of the limits that an order sets."""
     limits = msgspec.structs.asdict(order.limits)
     return [name for name, value in limits.items() if value is not None]
 
@@ -344,15 +344,15 @@ def _hardened(options: Options, *, has_init: bool) -> Json:
 
 
 def needs_volume(runtime: str, *, is_read_only: bool) -> bool:
-    """Say whether the files cannot be in the container itself.
+    """Return whether the files must be in a volume rather than in the container.
 
-    There, gVisor may keep them to itself, and lose them when the container is stopped.
+    gVisor may keep changes of the container's files to itself, and lose them at a stop.
     """
     return is_read_only or isolation_of(runtime) is Isolation.GVISOR
 
 
 def mounts(order: Order, options: Options, tools: str, *, has_volume: bool = True) -> list[Json]:
-    """Return the volumes and the allowed directories of the engine's machine."""
+    """Return the mounts of volumes and of permitted directories of the engine's machine."""
     own = [_volume(names.private(order.sandbox_id), PRIVATE)]
     if has_volume:
         own.insert(0, _volume(names.workspace(order.sandbox_id), options.workspace))
@@ -370,7 +370,7 @@ def mounts(order: Order, options: Options, tools: str, *, has_volume: bool = Tru
 
 
 def private_archive(secret_env: Mapping[str, Secret], fence: bytes) -> bytes:
-    """Return the archive with the files that the entry reads, readable inside for everyone.
+    """Return the archive with the files for the entry script, readable inside for everyone.
 
     `fence` is the program that runs the command.
     """
@@ -383,9 +383,9 @@ def private_archive(secret_env: Mapping[str, Secret], fence: bytes) -> bytes:
 def checkpoint_archive(
     programs: Mapping[str, bytes], rollback: str, group: int, *, may_write: bool
 ) -> bytes:
-    """Return the archive with what keeps checkpoints, and the one to which the next start goes back.
+    """Return the archive of the checkpoint programs and the checkpoint to restore, if any.
 
-    Only that group gets to them, unless anybody `may_write`.
+    Only the group may access the checkpoints, unless everyone `may_write`.
     """
     store, info = _directory("checkpoints", (0, group)), _file("rollback", rollback.encode(), 0o444)
     store[0].mode = 0o777 if may_write else 0o770
@@ -395,25 +395,25 @@ def checkpoint_archive(
 def workspace_archive(
     owner: tuple[int, int], directories: Iterable[str], *, top: str = "."
 ) -> bytes:
-    """Return the archive that gives the workspace, and directories in it, to their user.
+    """Return the archive that gives the workspace and directories in it to their user.
 
-    `top` is what the workspace itself is called in it.
+    `top` is the name of the workspace in the archive.
     """
     return _archive(_directory(name, owner) for name in (top, *directories))
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
-    """Return an archive of files that everyone may read, with the directories they are in."""
+    """Return an archive of files that everyone may read, with their directories."""
     return _archive(_files(files))
 
 
 def parse_user(user: str, passwd: str = "") -> tuple[int, int] | None:
-    """Return the numbers of a user, from an image's /etc/passwd if it is a name."""
+    """Return user and group id; a user name is looked up in the image's /etc/passwd."""
     name, _, group = user.partition(":")
     if name.isdecimal():
         return int(name), int(group) if group.isdecimal() else int(name)
     for line in passwd.splitlines():
-        # Whoever made the image may have written anything there.
+        # The file comes from the image and may be malformed.
         parts = line.split(":")
         if parts[0] == name and [one.isdecimal() for one in parts[2:4]] == [True, True]:
             return int(parts[2]), int(parts[3])
@@ -421,7 +421,7 @@ def parse_user(user: str, passwd: str = "") -> tuple[int, int] | None:
 
 
 def home_in(user: str, passwd: str) -> str:
-    """Return the home of a user, by name or number, from an image's /etc/passwd; empty without one."""
+    """Return the home of a user, by name or id, from an image's /etc/passwd; empty if unknown."""
     name = user.partition(":")[0]
     for line in passwd.splitlines():
         parts = line.split(":")
@@ -439,7 +439,7 @@ def _archive(items: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for info, content in items:
             tar.addfile(info, io.BytesIO(content))
-    # Podman stops reading at the end that is marked, and fails if there is more to be read.
+    # Podman stops reading at the end marker, and fails if more data follows.
     return packed.getvalue()[: tar.offset]
 
 

@@ -1,4 +1,4 @@
-"""Checks whether the ports of a sandbox answer."""
+"""Checks whether the ports of a sandbox accept connections."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _STAYS_SECONDS = 0.25
 
 
 async def answers(urls: Iterable[str], time_limit: float, *, is_relayed: bool) -> bool:
-    """Say whether somebody listens at each of the addresses."""
+    """Return whether all the URLs accept connections."""
     for url in urls:
         target = urlsplit(url)
         port = target.port or 0
@@ -18,14 +18,14 @@ async def answers(urls: Iterable[str], time_limit: float, *, is_relayed: bool) -
 
 
 async def listens(host: str, port: int, time_limit: float, *, is_relayed: bool = False) -> bool:
-    """Say whether somebody listens at a port; behind what relays it, if need be."""
+    """Return whether a port accepts connections; through a relay if `is_relayed`."""
     try:
         async with asyncio.timeout(time_limit):
             reader, writer = await asyncio.open_connection(host, port)
-    except OSError:  # which TimeoutError is, too
+    except OSError:  # includes TimeoutError
         return False
     try:
-        # What relays takes every connection, and ends it at once where nobody is behind it.
+        # A relay accepts every connection, and closes it at once if nothing listens behind it.
         async with asyncio.timeout(min(time_limit, _STAYS_SECONDS)):
             return not is_relayed or bool(await reader.read(1))
     except TimeoutError:

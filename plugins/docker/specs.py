@@ -1,4 +1,4 @@
-"""The specs that exist without configuration, once there is a docker backend."""
+"""The specs that exist without configuration, if there is a docker backend."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ PUBLISHED_IMAGE: Final = "ghcr.io/openhands/agent-server:1.58.0-python"
 OWN_IMAGE: Final = "localhost/agentsvc-sandbox:1.58.0"
 
 _ENV: Final = {
-    # Without it a start without internet is slow and may die at import.
+    # Without it, a start without internet is slow and may fail at import.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENHANDS_SUPPRESS_BANNER": "1",
     "OH_CONVERSATIONS_PATH": "/workspace/conversations",
@@ -27,7 +27,7 @@ PUBLISHED: Final = Spec(
     id=PUBLISHED_IMAGE,
     backend="docker",
     image=PUBLISHED_IMAGE,
-    # Behind the image's own entry, which is the agent server.
+    # Arguments of the image's own entrypoint, which is the agent server.
     command=("--host", "0.0.0.0", "--port", "{port.agent}"),  # noqa: S104  # a container's
     working_dir="project",
     env={**_ENV, "OH_VSCODE_PORT": "{port.vscode}"},

@@ -1,4 +1,4 @@
-"""The engine's stream of two outputs in one: taken apart again, line by line or in whole."""
+"""The engine's multiplexed output streams: split into stdout and stderr, by line or whole."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _NAMES: Final = {1: "stdout", 2: "stderr"}
 
 
 class Readable(Protocol):
-    """What bytes come from."""
+    """A source of bytes."""
 
     async def readexactly(self, n: int) -> bytes:
         """Return that many bytes; raises IncompleteReadError at an early end."""
@@ -32,7 +32,7 @@ class Readable(Protocol):
 
 
 class Output(msgspec.Struct):
-    """What a command wrote, up to a limit."""
+    """The output of a command, up to a limit."""
 
     limit: int
     stdout: bytearray = msgspec.field(default_factory=bytearray)
@@ -40,7 +40,7 @@ class Output(msgspec.Struct):
     is_cut: bool = False
 
     def add(self, stream: str, data: bytes) -> None:
-        """Keep what still fits."""
+        """Append the data that still fits."""
         into = self.stderr if stream == "stderr" else self.stdout
         room = self.limit - len(into)
         self.is_cut = self.is_cut or len(data) > room
@@ -48,7 +48,7 @@ class Output(msgspec.Struct):
 
 
 async def frames(source: Readable) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield each piece with the name of its stream until the source ends between two."""
+    """Yield each frame with the name of its stream until the source ends between two frames."""
     while True:
         try:
             kind, size = _HEAD.unpack(await source.readexactly(_HEAD.size))
@@ -61,7 +61,7 @@ async def frames(source: Readable) -> AsyncIterator[tuple[str, bytes]]:
 async def read_log(
     engine: Engine, container_id: str, query: Mapping[str, Any]
 ) -> AsyncIterator[LogLine]:
-    """Yield the lines of a container's log; nothing once it is gone."""
+    """Yield the lines of a container's log; none if it is gone."""
     path = f"containers/{container_id}/logs"
     async with engine.stream("GET", path, params=query, expect=(404, 409)) as answer:
         if answer is not None:
@@ -72,7 +72,10 @@ async def read_log(
 async def follow_log(
     engine: Engine, find: Callable[[], Awaitable[Json | None]], *, tail: int, follow: bool
 ) -> AsyncIterator[LogLine]:
-    """Yield the last lines of a container's log; with follow, go on through all its runs until it is gone."""
+    """Yield the last lines of a container's log; with follow, continue until it is removed.
+
+    Follows it through restarts.
+    """
     last = datetime.fromtimestamp(0, UTC)
     query: dict[str, Any] = {"stdout": True, "stderr": True, "timestamps": True}
     query |= {"tail": tail, "follow": follow}
@@ -83,13 +86,13 @@ async def follow_log(
                 yield line
         if not follow:
             return
-        # It has ended, for now or for good; if it is started again, so is what it writes.
+        # The run has ended; if the container is started again, its log continues.
         query |= {"tail": "all", "since": f"{last.timestamp():.6f}"}
         await asyncio.sleep(_FOLLOW_SECONDS)
 
 
 async def lines(source: Readable) -> AsyncIterator[LogLine]:
-    """Yield the lines of a log that was asked for with timestamps."""
+    """Yield the lines of a log that was requested with timestamps."""
     rest = {"stdout": b"", "stderr": b""}
     async for stream, data in frames(source):
         *whole, last = (rest[stream] + data).split(b"\n")
@@ -105,13 +108,13 @@ async def lines(source: Readable) -> AsyncIterator[LogLine]:
 
 
 def to_line(stream: str, line: bytes) -> LogLine:
-    """Return a line that begins with its time."""
+    """Parse a line that begins with its timestamp."""
     stamp, _, text = line.decode(errors="replace").partition(" ")
     return LogLine(at=to_time(stamp), stream=stream, text=text.rstrip("\r"))
 
 
 def to_time(text: str) -> datetime:
-    """Return a moment as the engine writes it; the beginning of time where it is none."""
+    """Parse a timestamp of the engine; the epoch if it is invalid."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:
@@ -131,7 +134,7 @@ def untar(archive: bytes) -> str:
 
 
 async def read_file(engine: Engine, container_id: str, path: str) -> str:
-    """Return the text of a small file of a container; empty where there is none, or none that small."""
+    """Return the text of a small file in a container; empty if it is missing or too large."""
     read = bytearray()
     source, query = f"containers/{container_id}/archive", {"path": path}
     async with engine.stream("GET", source, params=query, expect=(404,)) as answer:

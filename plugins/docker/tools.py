@@ -1,7 +1,8 @@
-"""The agent server as a volume, which brings it into containers of images that have none.
+"""A volume with the agent server, mounted into containers whose image has none.
 
-It is filled once for each image that has one, by a container whose end says that all is there. Both
-are of the engine, as images are: installations that share it share them.
+It is filled once per agent image, by a container whose exit code 0 means that it is complete.
+Volume and container belong to the engine, as images do: installations that share the engine share
+them.
 """
 
 import asyncio
@@ -28,9 +29,9 @@ def name_of(image: ImageInfo) -> str:
 
 
 async def ensure(engine: Engine, image: ImageInfo) -> str:
-    """Return the name of the volume with the agent server of an image.
+    """Return the name of the volume with an image's agent server, filling it if necessary.
 
-    Raises StillFetching while it is being filled, OrderRejected where that cannot be done.
+    Raises StillFetching while it is being filled, OrderRejected if that is impossible.
     """
     name = name_of(image)
     for _ in range(_TRIES):
@@ -49,7 +50,7 @@ async def ensure(engine: Engine, image: ImageInfo) -> str:
         elif not state.get("Running") and state.get("Status") != "running":
             if not state.get("ExitCode"):
                 return name
-            await _give_up(engine, name)
+            await _discard(engine, name)
         else:
             await asyncio.sleep(_PAUSE_SECONDS)
     raise StillFetching("The agent server is being copied for other images")
@@ -61,16 +62,16 @@ async def _start(engine: Engine, name: str) -> None:
     except OrderRejected as exc:
         for kind in ("containers", "volumes"):
             await engine.remove(f"{kind}/{name}")
-        text = "The agent server of the spec's image cannot be brought into others"
+        text = "The agent server of the spec's image cannot be copied for other images"
         raise OrderRejected(f"{text}: {_REMEDY}", detail=exc.detail) from exc
 
 
-async def _give_up(engine: Engine, name: str) -> None:
-    """Have what is half there be made anew, as where the engine ended, or its disk was full."""
+async def _discard(engine: Engine, name: str) -> None:
+    """Remove the container of a failed copy, so that it is repeated; raises BackendUnavailable."""
     query = {"stderr": True, "tail": 5}
     gone = (NOT_FOUND, CONFLICT)
-    async with engine.stream("GET", f"containers/{name}/logs", params=query, expect=gone) as said:
-        text = b"" if said is None else await said.read()
+    async with engine.stream("GET", f"containers/{name}/logs", params=query, expect=gone) as logs:
+        text = b"" if logs is None else await logs.read()
     await engine.remove(f"containers/{name}")
     raise BackendUnavailable(
         "The agent server could not be copied for other images",

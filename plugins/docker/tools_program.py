@@ -1,8 +1,8 @@
-"""Copies the agent server of an image into a volume, for containers of images that have none.
+"""Copies the agent server of an image into a volume, for containers whose image has none.
 
-It runs once for each image, as root, in a container without a network, by the agent server's own
-Python. What is copied brings its loader, its libraries and git along, so that the other image needs
-none of them. The last file says that all is there.
+It runs once per image, as root, in a container without a network, with the agent server's own
+Python. The copy includes its loader, its libraries and git, so that the other image needs none of
+them. A file written last marks it as complete.
 """
 
 import os
@@ -41,7 +41,7 @@ class Copy:
         self._loader = ""
 
     def make(self) -> None:
-        """Copy all of it, over whatever is left of an earlier attempt."""
+        """Copy everything, after removing the files of an earlier attempt."""
         for old in self._there.iterdir():
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
         shutil.copytree(self._home, self._there, symlinks=True, dirs_exist_ok=True)
@@ -49,9 +49,9 @@ class Copy:
         kept = self._base / "lib" / stdlib.name
         left = shutil.ignore_patterns("site-packages", "dist-packages", "test")
         shutil.copytree(stdlib, kept, ignore=left, ignore_dangling_symlinks=True)
-        python = self._program(Path(sys.executable).resolve(), "bin")
-        git = self._gits()
-        self._libraries([python, *self._there.rglob("*.so*"), *git])
+        python = self._copy_program(Path(sys.executable).resolve(), "bin")
+        git = self._copy_git()
+        self._copy_libraries([python, *self._there.rglob("*.so*"), *git])
         for name in ("python", "python3", f"python3.{sys.version_info.minor}"):
             (self._there / "bin" / name).unlink(missing_ok=True)
             own = self._home / "bin" / name
@@ -73,33 +73,33 @@ class Copy:
         if _CERTIFICATES.exists():
             shutil.copyfile(_CERTIFICATES, self._base / "ca.crt")
 
-    def _program(self, found: Path, directory: str) -> Path:
+    def _copy_program(self, found: Path, directory: str) -> Path:
         (self._base / directory).mkdir(exist_ok=True)
         return Path(shutil.copy(found, self._base / directory / found.name))
 
-    def _gits(self) -> list[Path]:
-        """Copy git, and what it runs besides itself, which is what is no link to it."""
+    def _copy_git(self) -> list[Path]:
+        """Copy git and its helper programs, which are those that are no links to git itself."""
         git = shutil.which("git")
         if git is None:
             return []
-        told = _run(git, "--exec-path")
-        found = [self._program(Path(git), "git")]
+        output = _run(git, "--exec-path")
+        found = [self._copy_program(Path(git), "git")]
         shutil.copytree("/usr/share/git-core/templates", self._base / "git-templates")
         (self._base / "git-core").mkdir()
-        for one in sorted(Path(told.strip()).iterdir()):
+        for one in sorted(Path(output.strip()).iterdir()):
             if one.samefile(git) or one.is_dir():
                 continue
             if _is_elf(one):
-                found.append(self._program(one, "git"))
+                found.append(self._copy_program(one, "git"))
             else:
                 shutil.copy(one, self._base / "git-core" / one.name)
         return found
 
-    def _libraries(self, programs: Iterable[Path]) -> None:
-        """Copy what programs and libraries need that is not among them."""
+    def _copy_libraries(self, programs: Iterable[Path]) -> None:
+        """Copy the shared libraries that programs and libraries need, unless they are there."""
         files = [str(one) for one in programs if _is_elf(one)]
-        told = _run("/usr/bin/ldd", *files)
-        for name, path in set(_NEEDED.findall(told)):
+        output = _run("/usr/bin/ldd", *files)
+        for name, path in set(_NEEDED.findall(output)):
             if path.startswith(f"{self._there}/"):
                 continue
             self._loader = self._loader if name else Path(path).name
@@ -119,8 +119,8 @@ class Copy:
 
 
 def _run(*command: str) -> str:
-    # What ldd cannot read makes it fail in the end, and it goes on with the next.
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # ours
+    # ldd fails in the end for files it cannot read, but handles the others.
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own arguments
     return result.stdout
 
 
@@ -132,7 +132,7 @@ def _is_elf(file: Path) -> bool:
 
 
 def main() -> None:
-    """Copy what is not there yet."""
+    """Copy the agent server unless it is there."""
     done = _TARGET / "done"
     if done.exists():
         return

@@ -1,4 +1,4 @@
-"""Finds the directories with a sandbox's files, and brings them into another container, through this server."""
+"""Finds a sandbox's directories, and copies them into another container through this server."""
 
 import math
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from .plan import Json, home_in, workspace_archive
 from .streams import read_file
 
 _END: Final = bytes(1024)
-"""What an archive ends with."""
+"""The end marker of an archive."""
 
 
 async def paths_of(engine: Engine, container: Json, *, may_have_state: bool = False) -> list[str]:
@@ -30,7 +30,7 @@ async def paths_of(engine: Engine, container: Json, *, may_have_state: bool = Fa
 
 
 class Transfer:
-    """Directories on their way from a container into one that does not run; counts their bytes."""
+    """Copies directories from a container into a stopped one, and counts their bytes."""
 
     def __init__(
         self, source: tuple[Engine, str], target: tuple[Engine, str], max_bytes: float = math.inf
@@ -41,8 +41,9 @@ class Transfer:
         self._max_bytes = max_bytes
 
     async def bring(self, path: str) -> None:
-        """Bring one directory, if there is one; raises OrderRejected when it is too much."""
-        # What is in it, and not by its name: Podman calls that of a volume otherwise.
+        """Copy one directory, if it exists; raises OrderRejected above the size limit."""
+        # Request the content, not the directory: Podman archives a volume's directory under another
+        # name.
         query = {"path": f"{path}/."}
         source = f"containers/{self._source}/archive"
         async with self._source_engine.stream(
@@ -56,7 +57,7 @@ class Transfer:
             async def parts() -> AsyncIterator[bytes]:
                 async for part in answer.content.iter_any():
                     self.read_bytes += len(part)
-                    if self._is_too_much:
+                    if self._is_too_large:
                         return
                     last.extend(part)
                     del last[: -len(_END)]
@@ -79,7 +80,7 @@ class Transfer:
                     await answer.read()
         except AgentsvcError as exc:
             refused = exc
-        if self._is_too_much:
+        if self._is_too_large:
             raise OrderRejected(f"The files take more than the {self._max_bytes} bytes of a layer")
         if refused is not None:
             raise refused
@@ -87,5 +88,5 @@ class Transfer:
             raise BackendUnavailable("The engine did not send all of the files", detail=path)
 
     @property
-    def _is_too_much(self) -> bool:
+    def _is_too_large(self) -> bool:
         return self.read_bytes > self._max_bytes

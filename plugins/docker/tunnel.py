@@ -1,7 +1,7 @@
-"""The way to an engine on another machine by SSH: the system's own `ssh`, as a tunnel.
+"""An SSH tunnel to an engine on another machine, by the system's own `ssh`.
 
-It uses the operator's keys, agent, known hosts and `~/.ssh/config`, asks nothing, and gives the
-far side none of this process's environment.
+It uses the operator's keys, agent, known hosts and `~/.ssh/config`, never prompts, and passes none
+of this process's environment to the other machine.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 from agentsvc.base import BackendUnavailable
 
-_FAR_SOCKET: Final = "/var/run/docker.sock"
+_REMOTE_SOCKET: Final = "/var/run/docker.sock"
 _OPTIONS: Final = (
     *("-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
-    # Nobody reads what it writes as long as it runs: a note of each refused connection would fill
-    # the pipe, and then it would stand still.
+    # Nobody reads its stderr while it runs: messages about refused connections would fill the pipe
+    # and block it.
     *("-o", "LogLevel=ERROR"),
     *("-o", "StreamLocalBindUnlink=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
@@ -28,7 +28,7 @@ _KEPT: Final = ("PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK")
 
 
 class Tunnel:
-    """One `ssh` that carries connections to a far engine's socket."""
+    """One `ssh` process that forwards connections to a remote engine's socket."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -41,8 +41,8 @@ class Tunnel:
         return self._process is None or self._process.returncode is not None
 
     async def open(self, time_limit: float) -> str:
-        """Start it and return the path of the socket at this end."""
-        # A directory of 0700 with a short name: the path of a socket ends at 107 bytes.
+        """Start it and return the path of the local socket."""
+        # A directory of mode 0700 with a short name: a socket's path has at most 107 bytes.
         self._directory = tempfile.TemporaryDirectory(prefix="agentsvc-ssh-")
         path, why = Path(self._directory.name) / "s", ""
         try:
@@ -54,13 +54,13 @@ class Tunnel:
                 env={name: os.environ[name] for name in _KEPT if name in os.environ},
             )
             async with asyncio.timeout(time_limit):
-                # It tells nobody when its end of the tunnel is there.
+                # ssh does not report when its local socket exists.
                 while not path.exists() and not self.is_down:  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)
         except FileNotFoundError as exc:
-            raise BackendUnavailable("There is no `ssh` on this machine") from exc
+            raise BackendUnavailable("This machine has no `ssh` program") from exc
         except TimeoutError as exc:
-            raise BackendUnavailable("The engine's machine does not answer by SSH") from exc
+            raise BackendUnavailable("The engine's machine did not respond by SSH in time") from exc
         finally:
             if not path.exists():
                 why = await self.close()
@@ -69,22 +69,22 @@ class Tunnel:
         return str(path)
 
     async def close(self) -> str:
-        """End it and return what it wrote."""
+        """End it and return its error output."""
         process, self._process = self._process, None
-        said = b""
+        output = b""
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            _, said = await process.communicate()
+            _, output = await process.communicate()
         if self._directory is not None:
             self._directory.cleanup()
-        return said.decode(errors="replace").strip()
+        return output.decode(errors="replace").strip()
 
 
 def arguments(url: str, path: Path) -> list[str]:
-    """Return the command line of a tunnel whose near end is a socket at `path`."""
+    """Return the command line of a tunnel with its local socket at `path`."""
     target = urlsplit(url)
     port = ["-p", str(target.port)] if target.port else []
     user = ["-l", target.username] if target.username else []
-    far = target.path if target.path not in ("", "/") else _FAR_SOCKET
+    far = target.path if target.path not in ("", "/") else _REMOTE_SOCKET
     return ["ssh", *_OPTIONS, *port, *user, "-L", f"{path}:{far}", "--", target.hostname or ""]

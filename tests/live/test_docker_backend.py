@@ -305,7 +305,7 @@ async def test_a_sandbox_whose_container_was_removed_goes_on_from_its_files(
         await rig.ask(report, "PUT", "/files/note", b"kept")
         await container.delete(force=True)
         lost = await rig.wait(handle, Phase.FAILED)
-        assert (lost.cause, "its files are there" in lost.reason) == (Cause.LOST, True)
+        assert (lost.cause, "its files still exist" in lost.reason) == (Cause.LOST, True)
         await rig.backend.restart(order, handle, rig.save_to(order.sandbox_id))
         await rig.wait(handle, Phase.RUNNING)
         # So do stopped ones, which whoever tidies up takes away.
@@ -374,7 +374,7 @@ async def test_somebody_elses_container_is_neither_taken_nor_touched(engine: Eng
         config = {"Image": engine.image, "Cmd": ["sleep", "60"]}
         foreign = await docker.containers.create(config, name=name)
         try:
-            with pytest.raises(OrderRejected, match="not of this server"):
+            with pytest.raises(OrderRejected, match="did not create"):
                 await rig.create(order)
             handle = rig.saved[order.sandbox_id][-1]
             assert (await rig.backend.inspect(handle)).cause is Cause.LOST
@@ -398,7 +398,7 @@ async def test_each_way_an_image_is_not_to_be_had_is_told_apart(
             (f"{here}:2", {"auth_file": logins}, "no such tag"),
             (f"{registry.address}/{ABSENT}:1", {"auth_file": logins}, "no image"),
             ("127.0.0.1:1/agent:1", {}, "cannot be reached"),
-            ("UPPER/case", {}, "no name of an image"),
+            ("UPPER/case", {}, "not a valid image name"),
             (f"{here}:1", {"pull": "never"}, "`pull` is `never`"),
         ]
         for image, config, words in asked:

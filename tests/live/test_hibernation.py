@@ -62,7 +62,7 @@ def test_the_kit_is_kept_on_disk(lease: Lease) -> None:
 def test_why_it_cannot_be_is_told(lease: Lease) -> None:
     async def ask() -> None:
         async with open_rig(KIND, config_of(lease, runtime="runc"), OPTIONS) as rig:
-            assert "only containers in gVisor" in rig.backend.why_no_hibernate()
+            assert "only gVisor containers" in rig.backend.why_no_hibernate()
             handle, _ = await rig.run()
             await rig.backend.pause(handle)
             await rig.backend.hibernate(handle)

@@ -159,7 +159,7 @@ async def test_an_image_that_is_gone_is_fetched_anew_and_nothing_of_a_fetch_is_k
         pulls = images.ImagePulls(settings.DockerConfig(pull_wait_seconds=1e-6))
         try:
             for _ in range(2):
-                with pytest.raises(StillFetching, match="being fetched"):
+                with pytest.raises(StillFetching, match="being pulled"):
                     await pulls.get(asked, "a:1")
                 answers.given["/images/a:1/json"] = (200, {"Id": "sha256:a"})
                 await asyncio.sleep(0.3)  # the fetch ends, and nobody waits for it
@@ -365,7 +365,7 @@ class Lost:
         return {"Id": str(len(self.made))}
 
     async def get(self, _path: str) -> None:
-        raise BackendUnavailable("it gives no answer in time")
+        raise BackendUnavailable("it did not respond in time")
 
     @contextlib.asynccontextmanager
     async def stream(self, *_: object, **_more: object) -> AsyncIterator[Any]:

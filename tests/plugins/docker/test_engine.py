@@ -81,10 +81,10 @@ PULLS: dict[str, tuple[type[AgentsvcError], str]] = {
     "Get https://r.example/v2/: no basic auth credentials": (OrderRejected, "refuses the login"),
     "write /var/lib/docker/tmp/x: no space left on device": (CapacityExceeded, "disk is too full"),
     "toomanyrequests: You have reached your pull rate limit": (CapacityExceeded, "log in or wait"),
-    "invalid reference format": (OrderRejected, "no name of an image"),
+    "invalid reference format": (OrderRejected, "not a valid image name"),
     "no matching manifest for linux/riscv64 in the manifest list entries": (
         OrderRejected,
-        "kind of machine",
+        "no variant for the engine's platform",
     ),
     "dial tcp: lookup r.example: no such host": (BackendUnavailable, "cannot be reached"),
     "dial tcp 127.0.0.1:5: connect: connection refused": (BackendUnavailable, "cannot be reached"),

@@ -39,7 +39,7 @@ def test_gvisor_that_cuts_connections_is_kept_on_disk() -> None:
         ({"arguments": ["--net-disconnect-ok=false"]}, "needs `--net-disconnect-ok`"),
         ({"arguments": [*SAVING, "--network=host"]}, "not `--network=host`"),
         ({"arguments": SAVING, "experimental": False}, "set `experimental`"),
-        ({"arguments": SAVING, "runtime": ""}, "only containers in gVisor"),
+        ({"arguments": SAVING, "runtime": ""}, "only gVisor containers"),
         ({"arguments": SAVING, "podman": True}, "CRIU"),
     ],
 )

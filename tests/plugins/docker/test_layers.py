@@ -145,7 +145,7 @@ async def test_a_sandbox_goes_where_its_layer_is_and_away_is_not_gone(tmp_path: 
             raise one.away("it is far")
         return False
 
-    with pytest.raises(OrderRejected, match="on no container engine"):
+    with pytest.raises(OrderRejected, match="No container engine has the files"):
         await placed.place(new_id(), {}, nowhere)
     with pytest.raises(BackendUnavailable, match="`b` cannot be reached"):
         await placed.place(new_id(), {}, away)
