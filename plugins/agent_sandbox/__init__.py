@@ -1,7 +1,8 @@
-"""Sandboxes as resources of `kubernetes-sigs/agent-sandbox`, made by themselves or claimed of a pool.
+"""Sandboxes as resources of `kubernetes-sigs/agent-sandbox`, created or claimed from a pool.
 
-Needs the extra `kubernetes`. It is the kubernetes backend, but that a controller in the cluster makes
-the pods: `resources` has what is asked of it, `maker` the steps, `handover` what a pod of a pool is told.
+Needs the extra `kubernetes`. It is the kubernetes backend, except that a controller in the cluster
+creates the pods: `resources` has the manifests, `maker` the steps, `handover` the configuration of
+pods from a pool.
 """
 
 from agentsvc.plugin import offers

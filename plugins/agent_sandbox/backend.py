@@ -1,4 +1,4 @@
-"""The agent_sandbox backend: that of Kubernetes, with a controller of the cluster between."""
+"""The agent_sandbox backend: the kubernetes backend, with a controller that creates the pods."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,10 +35,10 @@ _SCANNED: tuple[Resource, ...] = ("sandboxes", "sandboxclaims")
 
 
 class AgentSandboxBackend(backend.KubernetesBackend):
-    """Runs each sandbox as a `Sandbox`, or as what a `SandboxClaim` is given of a warm pool."""
+    """Runs each sandbox as a `Sandbox` resource, or as a `SandboxClaim` on a warm pool."""
 
     name: ClassVar[str] = "agent_sandbox"
-    # Claims are the controller's, which makes them of its templates.
+    # The controller creates the claims from its own templates.
     capabilities = backend.KubernetesBackend.capabilities - {
         Capability.LAYERS,
         Capability.COPIES,
@@ -54,7 +54,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         self._configured: dict[str, str] = {}
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say what is enforced: of a pool, what its template says, which nobody here knows."""
+        """Return what is enforced; for a pool its template decides, which is unknown here."""
         found = super().fences(resources.plain(asked))
         found = msgspec.structs.replace(
             found,
@@ -68,7 +68,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         )
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Apply the resource, or a claim, and what goes with it."""
+        """Apply the resource or claim, and the objects that belong to it."""
         self._check(order)
         handle = await self._handle(order.sandbox_id, resources.pool_of(order))
         await save(handle)
@@ -76,7 +76,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         return handle
 
     async def scan(self) -> Sequence[Found]:
-        """List the resources and claims that this installation has made."""
+        """List the resources and claims that this installation has created."""
         selector = names.of_installation(self.context.instance_id)
         found = []
         for resource in _SCANNED:
@@ -90,7 +90,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         return found
 
     async def leftovers(self) -> Sequence[str]:
-        """Name also the resources."""
+        """Return leftovers of the parent's kinds, and the resources."""
         found = list(await super().leftovers())
         for resource in _SCANNED:
             listed, _ = await self._api.list_all(resources.path(resource, self._api.namespace))
@@ -101,7 +101,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
             ]
         return found
 
-    # What it has no capability for is refused, as every backend refuses it.
+    # Unsupported operations are rejected as in any backend without the capability.
     keep_layer = RuntimeBackend.keep_layer
     checkpoint = RuntimeBackend.checkpoint
     checkpoints = RuntimeBackend.checkpoints
@@ -116,18 +116,18 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         time_limit: float,
         max_output: int,
     ) -> ExecResult:
-        """Run a command; in a pod of a pool, with what it was told."""
+        """Run a command; in a pod from a pool, with the sandbox's environment."""
         if handle.data.get("pool"):
             if await self._maker(handle).has_begun(handle.sandbox_id):
                 pod = await self._maker(handle).find_pod(handle.sandbox_id)
                 if why := await self._configure(handle, pod or {}):
-                    raise Conflict(f"The sandbox runs no commands now: {why}")
+                    raise Conflict(f"The sandbox accepts no commands now: {why}")
             argv, env = handover.wrap_command(argv, env), {}
         return await super().execute(
             handle, argv, env=env, time_limit=time_limit, max_output=max_output
         )
 
-    # The steps of the parent that are others here
+    # Overridden steps of the parent
 
     def _check(self, asked: Spec | Order) -> None:
         self.check_fences(asked)
@@ -171,7 +171,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         if not handle.data.get("pool"):
             return await super()._reached(report, handle, pod)
         reason = await self._configure(handle, pod)
-        # A pod of a pool is ready before it is told what to run.
+        # A pod from a pool is ready before it is configured.
         for name in inspection.awaited_of(pod)[:1] if not reason else ():
             if not await self._answers(handle, pod, inspection.ports_of(pod)[name]):
                 reason = f"its port `{name}` does not answer yet"
@@ -187,14 +187,14 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         return found.replace(names.main(handle.sandbox_id), bound.name)
 
     async def _configure(self, handle: Handle, pod: Json) -> str:
-        """Tell a pod of a pool who it is, once; return why that is not done yet."""
+        """Configure a pod from a pool, once; return why that is not done yet, or ""."""
         sandbox_id, namespace = handle.sandbox_id, self._namespace(handle)
         if self._configured.get(sandbox_id) == names.uid_of(pod):
             return ""
         name = names.main(sandbox_id)
         secret = await self._maker(handle).find("secrets", name, sandbox_id)
         if secret is None:
-            return "its secret is not there yet"
+            return "its secret does not exist yet"
         try:
             path = names.path("pods", namespace, name, below="exec")
             async with asyncio.timeout(self.config.request_seconds):
@@ -202,7 +202,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         except (Conflict, OrderRejected) as exc:
             return exc.message
         except TimeoutError:
-            return "its pod does not answer to what it is told"
+            return "its pod does not respond to its configuration"
         self._configured[sandbox_id] = names.uid_of(pod)
         return ""
 
@@ -210,7 +210,8 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         pod = await maker.find_pod(order.sandbox_id)
         is_to_be_made = pod is None or names.is_ending(pod) or inspection.is_over(pod)
         if is_to_be_made:
-            # The controller keeps a pod that has failed, and makes one as it is told at that time.
+            # The controller keeps a failed pod, and creates a new one from the template of that
+            # time.
             await maker.mark_paused(order.sandbox_id, is_paused=True)
             await maker.end(order.sandbox_id)
         await maker.make(resources.plain(order))

@@ -1,7 +1,7 @@
 """Configures a pod of a warm pool once it has been claimed, by a script in the pod.
 
-It goes to the pod over the standard input of a command: what is in a command line is kept in the
-logs of API servers. A pod that has been told keeps what it was told first.
+The configuration is sent over the standard input of a command, because API servers log command
+lines. A pod keeps its first configuration.
 """
 
 import base64
@@ -27,17 +27,17 @@ _RUN: Final = 'begin=; . "${AGENTSVC_DIR:?}/start"; exec env "$@"'
 
 
 async def send_start(way: api.Api, path: str, secret: Json) -> None:
-    """Tell a pod what its secret has; raises Conflict where it does not take it."""
+    """Send a pod the start script of its secret; raises Conflict if the pod refuses it."""
     try:
         text = base64.b64decode((secret.get("data") or {})[START], validate=True)
     except (LookupError, TypeError, AttributeError, binascii.Error, ValueError) as exc:
-        raise Conflict("the secret of the sandbox does not say how it starts") from exc
+        raise Conflict("the secret of the sandbox has no valid start script") from exc
     query = [
         ("container", objects.CONTAINER),
         *((one, "true") for one in ("stdin", "stdout", "stderr")),
     ]
     query += [("command", part) for part in ("/bin/sh", "-c", _RECEIVE, str(len(text)))]
-    said = commands.Output(limit=_ANSWER_BYTES)
+    output = commands.Output(limit=_ANSWER_BYTES)
     async with way.socket(path, query) as socket:
         for begin in range(0, len(text), _CHUNK):
             await socket.send_bytes(b"\0" + text[begin : begin + _CHUNK])
@@ -48,13 +48,13 @@ async def send_start(way: api.Api, path: str, secret: Json) -> None:
             if channel == _STATUS:
                 if commands.exit_code_of(data) == 0:
                     return
-                why = said.stderr.decode(errors="replace").strip()
-                raise Conflict(f"its pod does not take what it is told: {why or 'no reason'}")
-            said.add(channel, data)
-    raise BackendUnavailable("The connection to the pod was lost while it was told who it is")
+                why = output.stderr.decode(errors="replace").strip()
+                raise Conflict(f"its pod refuses its configuration: {why or 'no reason'}")
+            output.add(channel, data)
+    raise BackendUnavailable("The connection to the pod was lost while it was configured")
 
 
 def wrap_command(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Return a command with the environment of the sandbox, which its pod was not made with."""
+    """Return a command with the sandbox's environment, which its pod was not created with."""
     variables = [f"{name}={value}" for name, value in env.items()]
     return ["/bin/sh", "-c", _RUN, "sh", *variables, *argv]

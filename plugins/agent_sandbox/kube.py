@@ -1,4 +1,4 @@
-"""The parts of the kubernetes plugin that this one is made of, loaded where it is not in use."""
+"""The modules of the kubernetes plugin that this plugin uses; imported even if that is disabled."""
 
 import importlib
 import sys
@@ -28,7 +28,7 @@ else:
         import_file(_file.name, _file.path)
 
     def __getattr__(name: str) -> ModuleType:
-        """Return a module of the plugin."""
+        """Return a module of the kubernetes plugin."""
         if name not in __all__:
             raise AttributeError(name)
         return importlib.import_module(f"..kubernetes.{name}", __package__)

@@ -1,4 +1,4 @@
-"""The resources of agent-sandbox as the API takes them, and what they tell. Pure."""
+"""Manifests of agent-sandbox resources, and parsing of their status. Pure."""
 
 import posixpath
 import re
@@ -17,7 +17,7 @@ type Resource = Literal["sandboxes", "sandboxclaims", "sandboxwarmpools"]
 
 OPTION: Final = "warm_pool"
 START: Final = "start"
-"""The key of the secret that has what a pod of a pool is told."""
+"""The key of the secret with the start script of a pod from a pool."""
 
 _VERSION: Final = "v1beta1"
 _GROUP: Final = "agents.x-k8s.io"
@@ -30,7 +30,7 @@ _ENDED: Final = ("ClaimExpired", "SandboxExpired")
 
 
 class BoundSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """The sandbox in the cluster that a claim has been given."""
+    """The sandbox in the cluster that is bound to a claim."""
 
     name: str
     uid: str
@@ -38,35 +38,35 @@ class BoundSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pool_of(asked: Spec | Order) -> str:
-    """Return the warm pool of which a sandbox is claimed, or an empty text; raises OrderRejected."""
+    """Return the warm pool of a spec or order, or an empty string; raises OrderRejected."""
     try:
         found: str = msgspec.convert(asked.options.get(OPTION, ""), settings.Name)
     except msgspec.ValidationError as exc:
-        raise OrderRejected(f"The options do not fit: {exc} - at `$.{OPTION}`") from exc
+        raise OrderRejected(f"The options are invalid: {exc} - at `$.{OPTION}`") from exc
     return found
 
 
 def plain[AskedT: Spec | Order](asked: AskedT) -> AskedT:
-    """Return an order as the kubernetes backend knows it."""
+    """Return an order without this plugin's option, for the kubernetes backend."""
     options = {name: value for name, value in asked.options.items() if name != OPTION}
     return msgspec.structs.replace(asked, options=options)
 
 
 def group_of(resource: Resource) -> str:
-    """Return the group of the API that a resource is of."""
+    """Return the API group of a resource."""
     return _GROUP if resource == "sandboxes" else _EXTENSIONS
 
 
 def path(resource: Resource, namespace: str, name: str = "") -> str:
-    """Return the path of a resource, or of all of its kind."""
+    """Return the API path of a resource, or of all resources of its kind."""
     parts = ["apis", group_of(resource), _VERSION, "namespaces", namespace, resource, name]
     return "/".join(part for part in parts if part)
 
 
 def sandbox(order: Order, context: objects.PodContext, known: Json | None) -> Json:
-    """Return a sandbox with a pod as the kubernetes backend has it, and a claim of its files.
+    """Return a sandbox with the kubernetes backend's pod, and a volume claim for its files.
 
-    The claim of one that is known stays as it is: it cannot be changed.
+    An existing claim is kept, because it is immutable.
     """
     pod, labels = objects.pod(order, context), names.labels(context.instance_id, order.sandbox_id)
     volumes = [volume for volume in pod["spec"]["volumes"] if volume["name"] != _VOLUME]
@@ -89,10 +89,10 @@ def sandbox(order: Order, context: objects.PodContext, known: Json | None) -> Js
 
 
 def claim(order: Order, context: objects.PodContext, pool: str) -> Json:
-    """Return a claim on a sandbox of a pool, whose pod is told what it is for by annotations.
+    """Return a claim on a sandbox of a pool; annotations describe the sandbox to its pod.
 
-    Labels of a pod are only for domains that the controller was told of, and variables would have
-    it made anew.
+    The controller permits pod labels only in configured domains, and replaces the pod if variables
+    are set.
     """
     annotations = {
         **objects.pod(order, context)["metadata"]["annotations"],
@@ -112,13 +112,13 @@ def claim(order: Order, context: objects.PodContext, pool: str) -> Json:
 
 
 def secret(order: Order, context: objects.PodContext, owner: Json, *, is_claimed: bool) -> Json:
-    """Return the variables that are secret; for a pod of a pool, the script by which it starts."""
+    """Return the secret with the sandbox's variables; for a claim, with its start script."""
     found = owned(objects.secret(order, context, owner), owner)
     return {**found, "stringData": {START: _start(order)}} if is_claimed else found
 
 
 def owned(manifest: Json, owner: Json) -> Json:
-    """Return a manifest that goes with its owner."""
+    """Return a manifest that is deleted with its owner."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -129,49 +129,52 @@ def owned(manifest: Json, owner: Json) -> Json:
 
 
 def is_owned(found: Json, uid: str) -> bool:
-    """Say whether a resource is controlled by the one with that uid."""
+    """Return whether the resource with that uid controls another one."""
     owners = _map(found.get("metadata")).get("ownerReferences")
     listed = owners if isinstance(owners, list) else ()
     return any(_map(one).get("uid") == uid and _map(one).get("controller") for one in listed)
 
 
 def pool_claimed(found: Json) -> str:
-    """Return the pool that a claim names; an empty text for what is no claim."""
+    """Return the pool of a claim; an empty string if the resource is no claim."""
     return _name(_map(_map(found.get("spec")).get("warmPoolRef")).get("name"))
 
 
 def name_of(claimed: Json) -> str:
-    """Return the name of the sandbox that a claim has, or an empty text."""
+    """Return the name of the sandbox bound to a claim, or an empty string."""
     return _name(_map(_map(claimed.get("status")).get("sandbox")).get("name"))
 
 
 def bound(found: Json) -> BoundSandbox:
-    """Return what has to be known of a sandbox that was claimed."""
+    """Return name, uid and pod of a bound sandbox."""
     name = _name(_map(found.get("metadata")).get("name"))
     pod = _name(names.annotations_of(found).get(_POD_NAME)) or name
     return BoundSandbox(name=name, uid=names.uid_of(found), pod=pod)
 
 
 def without_pod(found: Json) -> Report:
-    """Return a report of a sandbox, or a claim, that has no pod and shall have one."""
+    """Return the report of a sandbox or claim that has no pod yet."""
     listed = _map(found.get("status")).get("conditions")
     conditions = [_map(one) for one in listed] if isinstance(listed, list) else []
     ready: Json = next((one for one in conditions if one.get("type") == "Ready"), {})
     reason, message = str(ready.get("reason") or ""), str(ready.get("message") or "")[:400]
     if reason in _REFUSED:
-        why = f"the agent-sandbox controller refuses its claim: {message}"
+        why = f"the agent-sandbox controller rejects its claim: {message}"
         return Report(phase=Phase.FAILED, cause=Cause.NOT_STARTED, reason=why)
     if reason in _ENDED:
-        why = "the cluster ended it at a time that this server never set"
+        why = "the cluster ended it at an expiry time that this server did not set"
         return Report(phase=Phase.FAILED, cause=Cause.LOST, reason=why)
     if not reason:
-        why = "the agent-sandbox controller has said nothing of it yet; look whether it runs"
+        why = "the agent-sandbox controller has not reported on it yet; check that it runs"
         return Report(phase=Phase.STARTING, reason=why)
-    return Report(phase=Phase.STARTING, reason=f"its pod is not there yet: {message or reason}")
+    return Report(phase=Phase.STARTING, reason=f"its pod does not exist yet: {message or reason}")
 
 
 def _start(order: Order) -> str:
-    """Return what a shell of the pod, which is in the workspace, reads: variables, then a command."""
+    """Return the shell script of a pod from a pool: exports, then the command.
+
+    It runs in the workspace.
+    """
     options, ports = plan.to_options(order), choose_ports(order.ports)
     secrets = {name: value.reveal() for name, value in order.secret_env.items()}
     env = {**plan.environment_of(order, options, ""), **secrets}
@@ -196,7 +199,7 @@ def _metadata(order: Order, context: objects.PodContext) -> Json:
 
 
 def _name(found: Any) -> str:
-    # It becomes a part of paths.
+    # The name becomes part of API paths.
     return found if isinstance(found, str) and _NAME.fullmatch(found) else ""
 
 

@@ -1,6 +1,7 @@
 """Sandboxes on other machines: behind a remote runtime API, or at another agentsvc.
 
-`runtime_api` and `server` are the two backends; `service_backend` is what they share, `calls` the HTTP of it.
+`runtime_api` and `server` are the two backends; `service_backend` is their shared base, `calls`
+their HTTP client.
 """
 
 from agentsvc.plugin import offers

@@ -1,6 +1,6 @@
-"""HTTP to a service that runs sandboxes: one call, ending in a value or in one of our errors.
+"""HTTP client for a service that runs sandboxes; calls return a value or raise a domain error.
 
-That something did not answer, or not in the way it should, is never taken for "gone".
+A missing or malformed response is never taken for "gone".
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _BY_CODE: Final[dict[str, type[AgentsvcError]]] = {
     "sandbox_not_usable": Conflict,
     "unsupported": Unsupported,
 }
-"""What another agentsvc says of itself."""
+"""Error codes of another agentsvc."""
 _BY_STATUS: Final[dict[int, type[AgentsvcError]]] = {
     HTTPStatus.BAD_REQUEST: OrderRejected,
     HTTPStatus.CONFLICT: Conflict,
@@ -51,7 +51,7 @@ _BY_STATUS: Final[dict[int, type[AgentsvcError]]] = {
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer that is an error says, in the shapes services use."""
+    """The body of an error response, in the formats that services use."""
 
     detail: Any = None
     error: Any = None
@@ -63,7 +63,7 @@ _REFUSAL: Final = msgspec.json.Decoder(Refusal)
 
 
 class Sent(TypedDict, total=False):
-    """What a call may send beside its method and its path."""
+    """Optional parts of a request."""
 
     key: Secret | None
     query: Iterable[tuple[str, str]]
@@ -73,7 +73,7 @@ class Sent(TypedDict, total=False):
 class Calls:
     """The connections to one service; open it once, close it at the end.
 
-    A call is made with the service's key, unless it names another.
+    A call uses the service's key, unless it passes another.
     """
 
     def __init__(self, url: str, key: Secret, *, header: str, time_limit: float) -> None:
@@ -84,11 +84,11 @@ class Calls:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Make the session; nothing is asked yet."""
-        import aiohttp  # noqa: PLC0415  # nothing is imported for a backend nobody configured
+        """Create the session; sends no request."""
+        import aiohttp  # noqa: PLC0415  # imported only for a configured backend
 
         if self._session is None:
-            # No reuse: a request on a connection that the other side is closing is lost.
+            # Keep-alive is off: a request on a connection that the server is closing is lost.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -96,7 +96,7 @@ class Calls:
             )
 
     async def close(self) -> None:
-        """Close all connections. Closing twice, or without open, is fine."""
+        """Close all connections. Safe to call twice, or without open."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -108,11 +108,11 @@ class Calls:
         decoder: msgspec.json.Decoder[T],
         **sent: Unpack[Sent],
     ) -> T:
-        """Return the answer decoded; raises the error that fits."""
+        """Return the decoded response; raises the matching domain error."""
         found = await self.find(method, path, decoder, **sent)
         if found is None:
             raise BackendUnavailable(
-                f"{self.url} has no such address: {path}; check the `url` of the backend"
+                f"{self.url} does not know the path {path}: check the `url` of the backend"
             )
         return found
 
@@ -123,7 +123,7 @@ class Calls:
         decoder: msgspec.json.Decoder[T],
         **sent: Unpack[Sent],
     ) -> T | None:
-        """Return the answer decoded, or None for a 404; raises the error that fits."""
+        """Return the decoded response, or None for a 404; raises the matching domain error."""
         content = await self._content(method, path, **sent)
         if content is None:
             return None
@@ -131,11 +131,11 @@ class Calls:
             return decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BackendUnavailable(
-                f"{self.url} answers {path} with what is not its API", detail=str(exc)
+                f"{self.url} responded to {path} with an unexpected format", detail=str(exc)
             ) from exc
 
     async def order(self, method: str, path: str, **sent: Unpack[Sent]) -> bool:
-        """Have something done, whatever a success says; False for a 404, raises the error that fits."""
+        """Send a request and ignore the body; return False for a 404, raise for other errors."""
         return await self._content(method, path, **sent) is not None
 
     async def _content(
@@ -186,40 +186,40 @@ class Calls:
         async for part in answer.content.iter_any():
             content += part
             if len(content) > ANSWER_BYTES_MAX:
-                raise BackendUnavailable(f"The answer of {self.url} is too large")
+                raise BackendUnavailable(f"The response of {self.url} is too large")
         return bytes(content)
 
     def _failure(self, status: int, content: bytes, key: Secret) -> AgentsvcError:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return BackendUnavailable(f"{self.url} does not take the key: check `api_key`")
-        code, said = _read(content)
+        code, message = _read(content)
         kind = _BY_CODE.get(code) or _BY_STATUS.get(status, BackendUnavailable)
-        text = said.replace(key.reveal(), MASK) if key else said
-        return kind(f"{self.url} answers {status}{f': {text}' if text else ''}")
+        text = message.replace(key.reveal(), MASK) if key else message
+        return kind(f"{self.url} responded with {status}{f': {text}' if text else ''}")
 
 
 def session_prefix(instance_id: str) -> str:
-    """Return what the names of all sandboxes of an installation begin with, over there.
+    """Return the name prefix of an installation's sandboxes at the service.
 
-    With a sandbox's id behind it, it still fits where names may have 63 characters.
+    With a sandbox's id appended, it fits into names of 63 characters.
     """
     return f"{hashlib.sha256(instance_id.encode()).hexdigest()[:12]}-"
 
 
 def fingerprint(key: Secret) -> str:
-    """Return what tells a key from another without saying anything about it."""
+    """Return a digest that identifies a key without revealing it."""
     return sha256(f"agentsvc-remote:{key.reveal()}")[:16]
 
 
 def one_line(text: str) -> str:
-    """Return the first line of what another server says, cut to a size for people."""
+    """Return the first line of another server's text, truncated."""
     return text.partition("\n")[0][:_TEXT_MAX]
 
 
 def _read(content: bytes) -> tuple[str, str]:
-    """Return code and text of an error, both empty where there is none to be read."""
-    said = decode_or_none(content, _REFUSAL)
-    if said is None:
+    """Return code and text of an error response, both empty if it is malformed."""
+    refusal = decode_or_none(content, _REFUSAL)
+    if refusal is None:
         return "", ""
-    text = next((part for part in (said.detail, said.error, said.message) if part), "")
-    return said.code, one_line(text if isinstance(text, str) else json.dumps(text))
+    text = next((part for part in (refusal.detail, refusal.error, refusal.message) if part), "")
+    return refusal.code, one_line(text if isinstance(text, str) else json.dumps(text))

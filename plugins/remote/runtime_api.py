@@ -1,7 +1,7 @@
-"""Sandboxes at a service that speaks the remote runtime API.
+"""Sandboxes at a service with the remote runtime API.
 
-The service lists only what runs, so the ids of all that was asked for are kept in the state
-directory, too: an empty file each, made before the service is asked.
+The service lists only running sandboxes, so the ids of all that were requested are also kept in the
+state directory: an empty file each, created before the request.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ _SERVICES: Final[Mapping[str, str]] = {
     "worker_1": "work-1",
     "worker_2": "work-2",
 }
-"""How a port that is not the agent server's is called in URLs."""
+"""Names of the ports in URLs, except the agent server's."""
 _FORGET_SECONDS: Final = 3600.0
 _GONE_POLL_SECONDS: Final = 0.1
 _GONE_POLL_SECONDS_MAX: Final = 2.0
@@ -93,20 +93,20 @@ RUNTIME_SPEC: Final = Spec(
         for name, number in _USUAL_PORTS.items()
     ),
 )
-"""The published image of the agent server, as control planes ask for it."""
+"""The published image of the agent server, as control planes request it."""
 
 
 class RemoteConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[backends.remote]` table."""
 
     resource_factor: Factor = 1
-    """The size of sandboxes whose users and specs ask for none."""
+    """Size of sandboxes whose user and spec set none."""
     runtime_class: Literal["", "gvisor", "sysbox"] = ""
-    """`sysbox` for Docker inside of sandboxes; empty for what the service takes by itself."""
+    """`sysbox` for Docker inside sandboxes; empty for the service's default."""
 
 
 class Runtime(ServiceSandbox, frozen=True, kw_only=True):
-    """A runtime; what has a default not all services say."""
+    """A runtime; not all services send the fields with defaults."""
 
     service: ClassVar[str] = "The runtime API"
     phases: ClassVar[Mapping[str, Phase]] = {
@@ -126,14 +126,14 @@ class Runtime(ServiceSandbox, frozen=True, kw_only=True):
 
     @property
     def phase(self) -> Phase:
-        """What its status means; it does not run before its pod is ready."""
+        """The phase of its status; it is not running before its pod is ready."""
         phase = super().phase
         is_ready = self.pod_status is None or self.pod_status.lower() == "ready"
         return Phase.STARTING if phase is Phase.RUNNING and not is_ready else phase
 
 
 class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of /list."""
+    """The response of /list."""
 
     runtimes: list[Runtime]
 
@@ -143,7 +143,7 @@ _LISTED: Final = msgspec.json.Decoder(RuntimeList)
 
 
 class RemoteBackend(ServiceBackend[RemoteConfig]):
-    """Has a service with the remote runtime API run the sandboxes."""
+    """Runs the sandboxes at a service with the remote runtime API."""
 
     name: ClassVar[str] = "remote"
     api_version: ClassVar[int] = API_VERSION
@@ -156,12 +156,12 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
     Config = RemoteConfig
 
     async def open(self) -> None:
-        """Make the session and the directory of ids; the service is not asked."""
+        """Create the session and the directory of ids; sends no request."""
         await asyncio.to_thread(self._journal.mkdir, mode=0o700, parents=True, exist_ok=True)
         await super().open()
 
     async def probe(self) -> Health:
-        """Ask the service what runs."""
+        """Request the list of running sandboxes."""
         try:
             running = await self._calls.ask("GET", "/list", _LISTED)
         except AgentsvcError as exc:
@@ -170,9 +170,9 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return Health(ok=True, facts=facts)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Ask the service; the same session is the same runtime, however often it is asked for.
+        """Request a sandbox; the same session id always means the same runtime.
 
-        Cancelled, it waits for the answer first, so that nothing comes to be after its end.
+        If cancelled, wait for the response first, so that nothing is created after that.
         """
         self.check_spec(order)
         key = await self._key(order.sandbox_id)
@@ -192,22 +192,23 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Ask for the session; what is not there although the service answers is GONE."""
+        """Request the session; a missing one is GONE if the service responds otherwise."""
         runtime = await self._find(handle)
         if runtime is None:
             return Report(phase=Phase.GONE)
         return self._report(runtime, self._endpoints(handle, runtime) if runtime.url else ())
 
     async def scan(self) -> Sequence[Found]:
-        """List what runs, and of what was asked for and does not run, what is there.
+        """List the running runtimes, and those of the requested ones that exist but do not run.
 
-        Raises PartlyScanned where that cannot be said of some, as where a user's own key is refused.
+        Raises PartlyScanned if some cannot be queried, for example because a user's own key is
+        rejected.
         """
-        noted = await asyncio.to_thread(self._read_journal)
+        known = await asyncio.to_thread(self._read_journal)
         listed = await self._calls.ask("GET", "/list", _LISTED)
         found = {runtime.session_id: runtime for runtime in listed.runtimes}
         refusals: dict[str, BackendUnavailable] = {}
-        for sandbox_id in noted:
+        for sandbox_id in known:
             session_id = self._prefix + sandbox_id
             if session_id not in found:
                 try:
@@ -218,12 +219,12 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
                 if runtime is not None:
                     found[session_id] = runtime
                 else:
-                    await asyncio.to_thread(self._forget, sandbox_id, noted[sandbox_id])
+                    await asyncio.to_thread(self._forget, sandbox_id, known[sandbox_id])
         seen = [
             Found(
                 handle=await self._handle_of(runtime),
                 created_at=parse_time(runtime.created_at or "")
-                or noted.get(session_id.removeprefix(self._prefix), now()),
+                or known.get(session_id.removeprefix(self._prefix), now()),
             )
             for session_id, runtime in found.items()
             if session_id.startswith(self._prefix)
@@ -236,7 +237,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return seen
 
     async def delete(self, handle: Handle) -> None:
-        """Have the service stop it, and return when it says that it has."""
+        """Stop the runtime, and return when the service reports it as stopped."""
         runtime = await self._find(handle)
         pause = _GONE_POLL_SECONDS
         while runtime is not None and runtime.phase is not Phase.GONE:
@@ -248,19 +249,19 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         await asyncio.to_thread((self._journal / handle.sandbox_id).unlink, missing_ok=True)
 
     async def pause(self, handle: Handle) -> None:
-        """Have the service pause it."""
+        """Pause the runtime."""
         runtime = await self._usable(handle)
         if runtime.phase is not Phase.PAUSED and not await self._order("/pause", runtime, handle):
             raise Conflict(GONE)
 
     async def resume(self, handle: Handle) -> Handle:
-        """Have the service run it again; a new key is in the next report."""
+        """Resume the runtime; the next report has its key, which may be new."""
         runtime = await self._usable(handle)
         if runtime.phase is Phase.PAUSED and not await self._order("/resume", runtime, handle):
             raise Conflict(GONE)
         return handle
 
-    # Shared parts
+    # Shared helpers
 
     @property
     def _journal(self) -> Path:
@@ -270,7 +271,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return await self.context.owner_key(sandbox_id) or self._calls.key
 
     def check_spec(self, spec: Spec | Order) -> None:
-        """Raise OrderRejected for what the service does not have."""
+        """Raise OrderRejected for options that the service does not support."""
         super().check_spec(spec)
         if not spec.image:
             raise OrderRejected("A remote sandbox needs an image")
@@ -319,7 +320,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         )
 
     async def _find(self, handle: Handle) -> Runtime | None:
-        """Return the runtime, None if it is really gone; raises BackendUnavailable."""
+        """Return the runtime, or None if it is really gone; raises BackendUnavailable."""
         check_handle(handle, HANDLE_VERSION, "remote plugin")
         key = await self._key(handle.sandbox_id)
         runtime = await self._session(self._prefix + handle.sandbox_id, key)
@@ -328,9 +329,9 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         made_with = handle.data.get("key")
         if made_with and made_with != fingerprint(key):
             raise BackendUnavailable(
-                "The sandbox was made with another key of the runtime API than the one there is now"
+                "The sandbox was created with another key of the runtime API than the present one"
             )
-        # What is not a runtime API, or not for this key, knows no sessions either.
+        # A wrong URL, or a rejected key, also gives a 404 for the session.
         await self._calls.ask("GET", "/list", _LISTED, key=key)
         return None
 
@@ -343,7 +344,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return check_usable(await self._find(handle))
 
     async def _order(self, path: str, runtime: Runtime, handle: Handle) -> bool:
-        """Order something, and say whether the runtime was known."""
+        """Send an action; return whether the service knows the runtime."""
         key = await self._key(handle.sandbox_id)
         body = {"runtime_id": runtime.runtime_id}
         return await self._calls.order("POST", path, key=key, body=body)
@@ -357,13 +358,13 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
     def _read_journal(self) -> dict[str, datetime]:
         found = {}
         for file in sorted(self._journal.iterdir()):
-            with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                 found[file.name] = datetime.fromtimestamp(file.stat().st_mtime, UTC)
         return found
 
-    def _forget(self, sandbox_id: str, noted_at: datetime) -> None:
-        """Forget what was asked for and never made, once nobody can be about to make it."""
-        if (now() - noted_at).total_seconds() > _FORGET_SECONDS:
+    def _forget(self, sandbox_id: str, requested_at: datetime) -> None:
+        """Remove the id of a sandbox that was never created, once no request can be in progress."""
+        if (now() - requested_at).total_seconds() > _FORGET_SECONDS:
             (self._journal / sandbox_id).unlink(missing_ok=True)
 
 
@@ -372,7 +373,7 @@ def _primary(ports: Sequence[Port]) -> str:
 
 
 def _numbers(ports: Sequence[Port]) -> dict[str, int]:
-    """Return the number of each port inside, that of the agent server first."""
+    """Return the port numbers inside, the agent server's first."""
     if not ports:
         return dict(_USUAL_PORTS)
     primary = _primary(ports)
@@ -384,10 +385,10 @@ def _numbers(ports: Sequence[Port]) -> dict[str, int]:
 
 
 def _url_of(runtime: Runtime, name: str, *, is_primary: bool) -> str:
-    """Return where a port is: as the service says, or else as it is derived from the URL."""
-    told = runtime.port_urls.get(_AGENT if is_primary else name)
-    if told is not None or is_primary:
-        return check_url(told or runtime.url)
+    """Return the URL of a port: as the service reports it, or derived from the runtime's URL."""
+    reported = runtime.port_urls.get(_AGENT if is_primary else name)
+    if reported is not None or is_primary:
+        return check_url(reported or runtime.url)
     service, parts = _SERVICES[name], urlsplit(check_url(runtime.url))
     if parts.path.startswith(f"/{runtime.runtime_id}"):
         return f"{parts.scheme}://{parts.netloc}/{runtime.runtime_id}/{service}"

@@ -1,9 +1,9 @@
 """Sandboxes at another agentsvc, or any server of the V1 API.
 
-What another agentsvc is told: our own name of the sandbox, under which the same order twice gives
-one sandbox and a scan finds it, and what its environment has besides. A server that is no agentsvc
-takes neither: it decides alone what a sandbox runs, and what was started in a moment in which this
-server died cannot be found there again.
+Another agentsvc gets our own name of the sandbox, so that a repeated order returns the same sandbox
+and a scan finds it, and additional environment variables. Other servers ignore both: they alone
+decide what a sandbox runs, and a sandbox that was started just before this server died cannot be
+found there again.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -55,15 +55,15 @@ _PAGE: Final = "100"
 _PORT_NAMES: Final[Mapping[str, str]] = {"AGENT_SERVER": "agent"}
 
 SERVER_SPEC: Final = Spec(id="agentsvc", backend="agentsvc")
-"""Whatever the other server starts by itself."""
+"""The sandbox that the other server starts by default."""
 
 
 class ServerConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[backends.agentsvc]` table; the key is that of a user there, who has all sandboxes."""
+    """The `[backends.agentsvc]` table; the key's user at the other server owns all sandboxes."""
 
 
 class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one port is."""
+    """The URL of one port."""
 
     name: str
     url: str
@@ -71,7 +71,7 @@ class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxInfo(ServiceSandbox, frozen=True, kw_only=True):
-    """A sandbox of the other server; only an agentsvc has a `client_id` for it."""
+    """A sandbox of the other server; only an agentsvc sends a `client_id`."""
 
     service: ClassVar[str] = "The other server"
     phases: ClassVar[Mapping[str, Phase]] = {
@@ -106,7 +106,7 @@ _ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class ServerBackend(ServiceBackend[ServerConfig]):
-    """Has another server run the sandboxes."""
+    """Runs the sandboxes at another server."""
 
     name: ClassVar[str] = "agentsvc"
     api_version: ClassVar[int] = API_VERSION
@@ -119,7 +119,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
     Config = ServerConfig
 
     async def probe(self) -> Health:
-        """Ask the other server whether it is ready, and whether it takes the key."""
+        """Check whether the other server is ready and accepts the key."""
         try:
             await self._calls.ask("GET", "/ready", _ANYTHING)
             await self._calls.ask("GET", f"{_SANDBOXES}/search", _PAGES, query=[("limit", "1")])
@@ -128,9 +128,9 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         return Health(ok=True, facts={"url": self._calls.url})
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Ask for a sandbox under our own name for it.
+        """Request a sandbox under our own name for it.
 
-        Cancelled, it waits for the answer first, so that nothing comes to be after its end.
+        If cancelled, wait for the response first, so that nothing is created after that.
         """
         self.check_spec(order)
         info = await finish(self._start(order))
@@ -139,7 +139,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         return handle
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
-        """Have the other server start its command again; raises Conflict where it cannot."""
+        """Restart the command at the other server; raises Conflict if that is impossible."""
         self.check_spec(order)
         info = await self._find(handle)
         if info is None or info.phase is Phase.GONE:
@@ -150,13 +150,13 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Ask for the sandbox; what the other server does not know is GONE."""
+        """Request the sandbox; if the other server does not know it, it is GONE."""
         info = await self._find(handle)
         if info is None:
             return Report(phase=Phase.GONE)
         if info.phase is Phase.GONE and info.client_id is None:
-            # Other servers say this, too, of what they cannot reach just now.
-            raise BackendUnavailable(f"{self._calls.url} does not say what state the sandbox is in")
+            # Other servers also report this status for a sandbox that is unreachable for a moment.
+            raise BackendUnavailable(f"{self._calls.url} does not report the state of the sandbox")
         endpoints = tuple(self._endpoint(info, one) for one in info.exposed_urls or ())
         report = self._report(info, endpoints)
         return msgspec.structs.replace(
@@ -167,12 +167,12 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         )
 
     async def usage(self, handle: Handle) -> Usage | None:
-        """Return what the other server has measured last."""
+        """Return the other server's last measurement."""
         info = await self._find(handle)
         return None if info is None else info.usage
 
     async def scan(self) -> Sequence[Found]:
-        """List what has a name of ours there."""
+        """List the sandboxes at the other server that have a name of ours."""
         return [
             Found(
                 handle=self._handle(info.client_id.removeprefix(self._prefix), info),
@@ -183,35 +183,35 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         ]
 
     async def delete(self, handle: Handle) -> None:
-        """Have it removed; the other server goes on trying if that does not work at once."""
+        """Delete the sandbox; the other server retries if that fails at first."""
         if (info := await self._find(handle)) is not None:
             query = [("sandbox_id", info.id)]
             await self._calls.order("DELETE", _path(info), query=query)
 
     async def pause(self, handle: Handle) -> None:
-        """Have it paused."""
+        """Pause the sandbox."""
         await self._order(await self._usable(handle), "pause")
 
     async def stop(self, handle: Handle) -> None:
-        """Have it stopped, or paused by a server that cannot do that."""
+        """Stop the sandbox, or pause it if the server cannot stop."""
         info = await self._usable(handle)
         if not await self._calls.order("POST", f"{_path(info)}/stop"):
             await self._order(info, "pause")
 
     async def resume(self, handle: Handle) -> Handle:
-        """Have it run again."""
+        """Resume the sandbox."""
         await self._order(await self._usable(handle), "resume")
         return handle
 
-    # Shared parts
+    # Shared helpers
 
     def check_spec(self, spec: Spec | Order) -> None:
-        """Raise OrderRejected for what the service does not have."""
+        """Raise OrderRejected for options that the service does not support."""
         super().check_spec(spec)
         if spec.command is not None or spec.working_dir:
             raise OrderRejected(
-                "A spec of the other server says what its sandboxes run, and where:"
-                " name it as the `image`"
+                "The other server's spec sets command and directory of its sandboxes:"
+                " put its id in `image`"
             )
 
     async def _start(self, order: Order) -> SandboxInfo:
@@ -220,7 +220,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
             "env": self._environment(order, order.env),
             "resource_factor": order.resource_factor,
         }
-        # Servers that are no agentsvc read the query only.
+        # Servers other than agentsvc read only the query.
         query = [("sandbox_spec_id", order.image)] if order.image else []
         info = await self._calls.find("POST", _SANDBOXES, _INFO, query=query, body=body)
         if info is None:
@@ -239,14 +239,14 @@ class ServerBackend(ServiceBackend[ServerConfig]):
     def _endpoint(self, info: SandboxInfo, exposed: ExposedUrl) -> Endpoint:
         name = _PORT_NAMES.get(exposed.name, exposed.name.lower())
         is_agentsvc = info.client_id is not None
-        # At another agentsvc every port is below the URL at which this server reaches it.
-        said = check_url(exposed.url)
-        url = f"{self._calls.url}/sandboxes/{info.id}/{name}" if is_agentsvc else said
-        port = exposed.port or urlsplit(said).port or 0
+        # At another agentsvc, every port is below the URL that this server uses.
+        reported = check_url(exposed.url)
+        url = f"{self._calls.url}/sandboxes/{info.id}/{name}" if is_agentsvc else reported
+        port = exposed.port or urlsplit(reported).port or 0
         return Endpoint(name=name, port=port, url=url, needs_key=is_agentsvc)
 
     async def _find(self, handle: Handle) -> SandboxInfo | None:
-        """Return the sandbox, None if it is really gone; raises BackendUnavailable."""
+        """Return the sandbox, or None if it is really gone; raises BackendUnavailable."""
         check_handle(handle, HANDLE_VERSION, "remote plugin")
         query = [("id", str(handle.data["id"]))]
         found = await self._calls.ask("GET", _SANDBOXES, _BATCH, query=query)
@@ -260,7 +260,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
             return info
         if handle.data.get("key") != fingerprint(self._calls.key):
             raise BackendUnavailable(
-                "The sandbox was made with another key of the other server than the one there is"
+                "The sandbox was created with another key of the other server than the present one"
             )
         return None
 

@@ -31,27 +31,27 @@ GONE: Final = "The sandbox does not exist any more"
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the tables of both say."""
+    """Settings of both backends' tables."""
 
     url: Annotated[str, Meta(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
-    """Where the runtime API, or the other server, is; without `/api`."""
+    """URL of the runtime API, or of the other server; without `/api`."""
     api_key: str = ""
     """Sent with each call; for the runtime API, unless the user has stored a `sandbox_api_key`."""
     calls_back: bool = False
-    """Whether sandboxes there reach this server at `server.internal_url`."""
+    """Whether sandboxes there can reach this server at `server.internal_url`."""
     isolation: Isolation = Isolation.REMOTE
-    """What the service is known to isolate sandboxes with at the least."""
+    """The least isolation that the service is known to have."""
     call_seconds: Annotated[float, Meta(gt=0)] = 30.0
-    """How long one call may take."""
+    """Timeout of one call."""
 
 
 class ServiceSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox as its service describes it; what has a default not all of them say."""
+    """A sandbox as its service reports it; not all services send the fields with defaults."""
 
     service: ClassVar[str]
-    """How the service is called at the beginning of a sentence."""
+    """Name of the service at the beginning of a sentence."""
     phases: ClassVar[Mapping[str, Phase]]
-    """What its words for a status mean."""
+    """The phases of the service's status values."""
 
     status: str
     session_api_key: str | None = None
@@ -63,21 +63,21 @@ class ServiceSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phase(self) -> Phase:
-        """What its status means; raises BackendUnavailable for one that nobody knows."""
+        """The phase of its status; raises BackendUnavailable for an unknown status."""
         if (phase := self.phases.get(self.status)) is None:
-            said = one_line(self.status)
-            raise BackendUnavailable(f"{self.service} reports an unknown status: {said}")
+            status = one_line(self.status)
+            raise BackendUnavailable(f"{self.service} reports an unknown status: {status}")
         return phase
 
 
 class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
-    """Has one service run the sandboxes; how it is spoken to is the subclass's matter."""
+    """Runs the sandboxes at one service; subclasses implement its protocol."""
 
     key_header: ClassVar[str]
     made_there: ClassVar[frozenset[str]]
     """Variables that the service sets in its sandboxes itself."""
     callbacks: ClassVar[tuple[str, ...]]
-    """What those variables begin with that are of use only where sandboxes reach this server."""
+    """Prefixes of variables that are only useful if sandboxes can reach this server."""
     default_isolation: ClassVar[Isolation] = Isolation.REMOTE
 
     def __init__(self, config: C, context: BackendContext) -> None:
@@ -87,37 +87,37 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         self._prefix = session_prefix(context.instance_id)
 
     async def open(self) -> None:
-        """Make the session; the service is not asked."""
+        """Create the session; sends no request."""
         await self._calls.open()
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._calls.close()
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
-        """Ask the service, but for certificates, and gateways that know sandboxes by their keys."""
+        """Return True for HTTPS and for gateways that need a key; otherwise ask the service."""
         if endpoint.needs_key or urlsplit(endpoint.url).scheme == "https":
             return True
         return await super().confirm(handle, endpoint, source_port)
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say what the operator knows of the service."""
+        """Return the configured isolation of the service."""
         del asked
         return Fences(isolation=self.config.isolation, remedy="set `isolation` if it is known")
 
     def why_no_pool(self, spec: Spec) -> str:
-        """Say that sandboxes elsewhere have a key from the beginning."""
+        """Refuse pools: the service assigns the keys of its sandboxes at creation."""
         del spec
-        return "the other side gives its sandboxes their keys"
+        return "the service assigns the keys of its sandboxes"
 
     def check_spec(self, spec: Spec | Order) -> None:
-        """Raise OrderRejected for what the service does not have; a subclass checks more."""
+        """Raise OrderRejected for options that the service does not support."""
         self.check_fences(spec)
         if spec.options:
             raise OrderRejected(f"The {self.name} backend has no option `{min(spec.options)}`")
 
     def _report(self, found: ServiceSandbox, endpoints: tuple[Endpoint, ...]) -> Report:
-        """Return what every service says of a sandbox."""
+        """Return the report with the fields that every service has."""
         return Report(
             phase=found.phase,
             reason=one_line(found.detail or ""),
@@ -130,7 +130,7 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         )
 
     def _environment(self, order: Order, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment that the service is told, with what is secret."""
+        """Return the environment for the service, including secrets."""
         whole = {**env, **{name: value.reveal() for name, value in order.secret_env.items()}}
         return {
             name: value
@@ -141,9 +141,9 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
 
 
 def check_url(url: str) -> str:
-    """Return where a service says that a port is; raises BackendUnavailable for what is no HTTP.
+    """Return a port's URL from a service; raises BackendUnavailable unless it is HTTP.
 
-    A socket of this machine would be believed to be one that this server has made.
+    A Unix socket's URL would be treated as a socket that this server has created.
     """
     try:
         parts = urlsplit(url)
@@ -155,13 +155,13 @@ def check_url(url: str) -> str:
     return url
 
 
-def parse_enum[E: StrEnum](kind: type[E], said: str | None) -> E | None:
-    """Return the value that the other side says, if it is one that is known here."""
-    return kind(said) if said in list(kind) else None
+def parse_enum[E: StrEnum](kind: type[E], text: str | None) -> E | None:
+    """Return the enum member of a text, or None if it is unknown."""
+    return kind(text) if text in list(kind) else None
 
 
 def check_usable[S: ServiceSandbox](found: S | None) -> S:
-    """Return what was found; raises Conflict for nothing, and for what has failed."""
+    """Return an existing sandbox; raises Conflict if it is gone or has failed."""
     if found is None or found.phase is Phase.GONE:
         raise Conflict(GONE)
     if found.phase is Phase.FAILED:

@@ -1,7 +1,7 @@
-"""The remote runtime API, `/runtime`: other control planes keep their sandboxes at this server.
+"""The remote runtime API, `/runtime`: other control planes run their sandboxes at this server.
 
-It has the shape their clients know, and the sandboxes are the same as everywhere else: decode,
-call the core once, encode. Its other side, which starts sandboxes at such a server, is in
+The API is the one that their clients know, and the sandboxes are the same as everywhere else:
+decode, call the core once, encode. Its client side, which starts sandboxes at such a server, is in
 `plugins/remote`.
 """
 

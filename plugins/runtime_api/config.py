@@ -7,10 +7,10 @@ class RuntimeApiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The `runtime_api` section: sandboxes for other control planes."""
 
     enabled: bool = False
-    """Serve the remote runtime API below /runtime, so that other control planes can keep their
+    """Serve the remote runtime API below /runtime, so that other control planes can run their
     sandboxes here"""
     spec: str = ""
-    """Spec of what they start with an image that no spec has; empty refuses such images"""
+    """Spec for images that no spec has; empty rejects such images"""
     at_root: bool = False
-    """Give them URLs without a path, as the SDK's remote workspace needs them; work ports then have
-    none that they could derive"""
+    """Return URLs without a path, as the SDK's remote workspace needs them; clients then cannot
+    derive the URLs of work ports"""

@@ -51,7 +51,7 @@ type Text = Annotated[str, Meta(max_length=1024)]
 
 
 class RuntimeStatus(StrEnum):
-    """What a runtime does."""
+    """The status of a runtime."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -61,7 +61,7 @@ class RuntimeStatus(StrEnum):
 
 
 class PodStatus(StrEnum):
-    """What holds a runtime, in the words of the service this API comes from."""
+    """The status of a runtime's pod, in the terms of the service that defined this API."""
 
     READY = "ready"
     PENDING = "pending"
@@ -70,95 +70,94 @@ class PodStatus(StrEnum):
 
 
 class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be started. The image names a spec, and the spec says what runs and how.
+    """The order of a runtime. The image selects a spec, and the spec sets command and limits.
 
-    Command, directory, users and class of the runtime are read and left to the spec.
+    Command, directory, users and class of the runtime are accepted and ignored.
     """
 
     image: Text
-    """Image, or id of a spec; the spec of that id or image is followed, else the one the operator
-    names for all others"""
+    """Image or id of a spec; if no spec has it, the spec in `runtime_api.spec` is used"""
     session_id: ClientId
-    """What the caller calls the sandbox: a start with the same one gives the runtime there is;
+    """The caller's name for the sandbox: a start with the same one returns the existing runtime;
     any but `batch`"""
     environment: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
     """Environment variables by name, beside those of the spec"""
     resource_factor: Factor = 1
-    """How many times the limits of the spec it gets, as far as the server allows"""
+    """Factor for the limits of the spec, as far as the server allows"""
     command: Text | Annotated[list[Text], Meta(max_length=100)] | None = None
-    """Read, and left to the spec; null: not said"""
+    """Ignored: the spec decides; null: not set"""
     working_dir: Text | None = None
-    """Read, and left to the spec; null: not said"""
+    """Ignored: the spec decides; null: not set"""
     runtime_class: Text | None = None
-    """Read, and left to the spec; null: not said"""
+    """Ignored: the spec decides; null: not set"""
 
 
 class RuntimeChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime that something is to be done with."""
+    """The runtime of an action."""
 
     runtime_id: Annotated[str, Meta(min_length=1, max_length=128)]
-    """Id of the runtime, as a start has answered it"""
+    """Id of the runtime, as returned by a start"""
 
 
 class SessionIds(msgspec.Struct, frozen=True, kw_only=True):
     """The query of a batch get."""
 
     ids: list[str] = []
-    """At most 100 session ids; unknown ones are left out of the answer"""
+    """At most 100 session ids; unknown ones are omitted from the response"""
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """A runtime. What follows `restart_reasons` is this server's own.
+    """A runtime. The fields after `restart_reasons` are this server's own.
 
-    `ports_need_key` says that what is at `url` and `port_urls` wants the session key in
-    X-Session-API-Key, and takes it out of the request.
+    `ports_need_key` means that requests to `url` and `port_urls` need the session key in
+    X-Session-API-Key, which is removed from the forwarded request.
     """
 
     runtime_id: str
     """Id of the runtime, which is that of a sandbox"""
     session_id: str
-    """What the caller calls it"""
+    """The caller's name for it"""
     session_api_key: ShownSecret
-    """Key of what runs in it, sent as `X-Session-API-Key`; empty if it has none"""
+    """Key of its agent server, sent as `X-Session-API-Key`; empty if it has none"""
     url: str
-    """Where its agent server is reached, through this server"""
+    """URL of its agent server, through this server"""
     status: RuntimeStatus
-    """What it does"""
+    """Its status"""
     pod_status: PodStatus
-    """How far what holds it is"""
+    """Status of its pod"""
     work_hosts: dict[str, int]
-    """Always empty: `port_urls` says where its ports are"""
+    """Always empty: see `port_urls`"""
     image: str
     """Image of its spec, or the id of a spec without one"""
     restart_count: int
-    """Always 0: what has failed is not started again"""
+    """Always 0: failed runtimes are not restarted"""
     restart_reasons: list[str]
     """Always empty"""
     created_at: Time
     working_dir: str | None
-    """Directory its command works in, as it is called inside; null until it is known"""
+    """Working directory of its command, as a path inside; null until it is known"""
     exit_code: int | None
-    """With what its command has ended; null while it runs, and after a signal"""
+    """Exit code of its command; null while it runs, and after a signal"""
     detail: str | None
-    """Why it is as it is, for people; null if there is nothing to say"""
+    """Reason for its status, for people; null if there is none"""
     isolation: Isolation | None
-    """How far it is kept from everything else; null until that is known"""
+    """How it is isolated; null until that is known"""
     ports_need_key: bool
-    """Always true: what is at `url` and `port_urls` wants the session key in `X-Session-API-Key`,
-    which does not reach the program behind it"""
+    """Always true: requests to `url` and `port_urls` need the session key in `X-Session-API-Key`,
+    which is not forwarded to the program behind it"""
     port_urls: dict[str, str]
-    """Where each of its ports is reached, by the name of the port"""
+    """URL of each of its ports, by the name of the port"""
 
 
 class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtimes that run or are about to."""
+    """The runtimes that run or are starting."""
 
     runtimes: list[Runtime]
     """The runtimes"""
 
 
 class RuntimeDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a service that has done as it was told."""
+    """The response of a successful action."""
 
     status: str = "ok"
     """Always `ok`"""
@@ -166,7 +165,7 @@ class RuntimeDone(msgspec.Struct, frozen=True, kw_only=True):
 
 DONE: Final = RuntimeDone()
 
-_SHOWN: Final[Mapping[SandboxStatus, tuple[RuntimeStatus, PodStatus]]] = {
+_STATUSES: Final[Mapping[SandboxStatus, tuple[RuntimeStatus, PodStatus]]] = {
     SandboxStatus.STARTING: (RuntimeStatus.STARTING, PodStatus.PENDING),
     SandboxStatus.RUNNING: (RuntimeStatus.RUNNING, PodStatus.READY),
     SandboxStatus.PAUSED: (RuntimeStatus.PAUSED, PodStatus.NOT_FOUND),
@@ -176,7 +175,7 @@ _SHOWN: Final[Mapping[SandboxStatus, tuple[RuntimeStatus, PodStatus]]] = {
 
 
 def choose_spec(specs: Sequence[Spec], image: str, *, fallback: str) -> Spec:
-    """Return the spec an image stands for, else the fallback; raises BadRequest without one."""
+    """Return the spec for an image, or the fallback; raises BadRequest without one."""
     candidates = (
         *(spec for spec in specs if spec.id == image),
         *(spec for spec in specs if spec.image and spec.image == image),
@@ -198,7 +197,7 @@ _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
 
 
 ROUTES: Final = Routes(key_header="X-API-Key")
-"""Its clients have the key there."""
+"""The API's clients send the key in this header."""
 
 _EXAMPLE_START: Final = {
     "image": "process",
@@ -219,10 +218,10 @@ _EXAMPLE_CHOICE: Final = {"runtime_id": EXAMPLE_ID}
 async def post_start(request: web.Request, body: RuntimeStart) -> Runtime:
     """Start a runtime, or get the one of this session.
 
-    The same session twice is the same runtime. It is `starting`; ask for it until it is `running`.
+    The same session always means the same runtime. It is `starting`; poll it until it is `running`.
     """
     if body.session_id == "batch":
-        raise BadRequest("A session cannot be called `batch`: that is a path of this API")
+        raise BadRequest("The session id `batch` is reserved: it is a path of this API")
     sandboxes = request.app[SANDBOXES]
     fallback = request.app[CONFIG].spec
     spec = choose_spec(sandboxes.specs(), body.image, fallback=fallback)
@@ -230,19 +229,19 @@ async def post_start(request: web.Request, body: RuntimeStart) -> Runtime:
     user_id = request[PRINCIPAL].user_id
     env = {name: Secret(value) for name, value in body.environment.items()}
     order = ClientOrder(id=body.session_id, env=env)
-    return _shown(request, await sandboxes.start_for(user_id, sized, order))
+    return _encode(request, await sandboxes.start_for(user_id, sized, order))
 
 
 @ROUTES.add("GET", "/sessions/batch", errors=(BadRequest,), example={"ids": [EXAMPLE_ID]})
 async def get_batch(request: web.Request, query: SessionIds) -> list[Runtime]:
     """Get the runtimes of several sessions.
 
-    A list of the runtimes; unknown sessions are left out.
+    A list of the runtimes; unknown sessions are omitted.
     """
     if len(query.ids) > IDS_MAX:
         raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
     found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, query.ids)
-    return [_shown(request, one) for one in found]
+    return [_encode(request, one) for one in found]
 
 
 @ROUTES.add("GET", "/sessions/{session_id}", errors=(NotFound,))
@@ -255,7 +254,7 @@ async def get_session(request: web.Request, session_id: str) -> Runtime:
     found = await request.app[SANDBOXES].find_of_clients(user_id, [session_id])
     if not found:
         raise NotFound("There is no such session")
-    return _shown(request, found[0])
+    return _encode(request, found[0])
 
 
 @ROUTES.add("GET", "/runtime/{runtime_id}", errors=(NotFound,))
@@ -264,24 +263,24 @@ async def get_runtime(request: web.Request, runtime_id: str) -> Runtime:
 
     As it is now.
     """
-    return _shown(request, await _get(request, runtime_id))
+    return _encode(request, await _get(request, runtime_id))
 
 
 @ROUTES.add("GET", "/list")
 async def get_list(request: web.Request) -> RuntimeList:
-    """List the runtimes that run.
+    """List the running runtimes.
 
-    Those of the user of the key.
+    Those of the key's user, including starting ones.
     """
     found = await request.app[SANDBOXES].all_of_clients(request[PRINCIPAL].user_id)
-    return RuntimeList(runtimes=[_shown(request, one) for one in found if one.status in _LISTED])
+    return RuntimeList(runtimes=[_encode(request, one) for one in found if one.status in _LISTED])
 
 
 @ROUTES.add("POST", "/pause", errors=OF_SANDBOXES, example=_EXAMPLE_CHOICE)
 async def post_pause(request: web.Request, body: RuntimeChoice) -> RuntimeDone:
     """Pause a runtime.
 
-    It keeps what its backend can keep: its memory, or its files only.
+    It keeps its memory and files, or only its files, depending on its backend.
     """
     sandbox = await _get(request, body.runtime_id)
     await request.app[SANDBOXES].pause(sandbox.user_id, sandbox.id)
@@ -292,27 +291,27 @@ async def post_pause(request: web.Request, body: RuntimeChoice) -> RuntimeDone:
 async def post_resume(request: web.Request, body: RuntimeChoice) -> Runtime:
     """Resume a runtime.
 
-    The key in the answer may be another one than before.
+    The key in the response may differ from the previous one.
     """
     sandbox = await _get(request, body.runtime_id)
     await request.app[CONVERSATIONS].resume(sandbox.user_id, sandbox.id)
-    return _shown(request, await request.app[SANDBOXES].get(sandbox.user_id, sandbox.id))
+    return _encode(request, await request.app[SANDBOXES].get(sandbox.user_id, sandbox.id))
 
 
 @ROUTES.add("POST", "/stop", errors=OF_SANDBOXES, example=_EXAMPLE_CHOICE)
 async def post_stop(request: web.Request, body: RuntimeChoice) -> RuntimeDone:
-    """Remove a runtime with all its files.
+    """Delete a runtime and all its files.
 
-    The runtime is removed with all its files. It cannot be undone.
+    This cannot be undone.
     """
     sandbox = await _get(request, body.runtime_id)
     await request.app[SANDBOXES].delete(sandbox.user_id, sandbox.id)
     return DONE
 
 
-def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
-    """Return a sandbox as a runtime, whose URL has no path if it is to be at the root."""
-    status, pod_status = _SHOWN[sandbox.status]
+def _encode(request: web.Request, sandbox: Sandbox) -> Runtime:
+    """Return a sandbox as a runtime; with `at_root`, its URL has no path."""
+    status, pod_status = _STATUSES[sandbox.status]
     links, at_root = links_of(request), request.app[CONFIG].at_root
     return Runtime(
         runtime_id=sandbox.id,
@@ -336,7 +335,7 @@ def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
 
 
 async def _get(request: web.Request, runtime_id: str) -> Sandbox:
-    """Return a sandbox that was started here; those of conversations are not for this API."""
+    """Return a sandbox that was started here; sandboxes of conversations are not found."""
     sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, runtime_id)
     if sandbox.client_id is None:
         raise NotFound
@@ -344,19 +343,19 @@ async def _get(request: web.Request, runtime_id: str) -> Sandbox:
 
 
 class RuntimeApi(Extension[RuntimeApiConfig]):
-    """The routes of the API, and the short paths that its clients count on."""
+    """The routes of the API, and the short paths that its clients rely on."""
 
     Config = RuntimeApiConfig
     prefix = "/runtime"
     operations = ROUTES
 
     def install(self, app: web.Application) -> None:
-        """Let sandboxes be reached at short paths."""
+        """Mount the short paths of sandboxes."""
         mount_short_paths(app)
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
-        """Give the handlers what they need."""
+        """Pass the services to the handlers."""
         spec = self.config.spec
         if spec and spec not in [one.id for one in server.sandboxes.specs()]:
             raise StartFailed(f"runtime_api.spec is `{spec}`, and there is no such spec")

@@ -165,7 +165,7 @@ async def test_a_server_that_restarts_in_the_middle_of_a_start_goes_on(
         key = new_key()
         handle = await rig.create(rig.order(secret_env={"KEY": key}))
         waits = await rig.backend.inspect(handle)
-        assert (waits.phase, "look whether it runs" in waits.reason) == (Phase.STARTING, True)
+        assert (waits.phase, "check that it runs" in waits.reason) == (Phase.STARTING, True)
         await rig.close(rig.backend)
         rig.backend = await rig.open()
         assert [found.handle for found in await rig.backend.scan()] == [handle]
@@ -354,7 +354,7 @@ async def test_what_is_somebody_elses_is_neither_taken_nor_touched(
         name = f"oh-agent-server-{order.sandbox_id}"
         foreign = {"metadata": {"namespace": "default", "name": name}}
         api.tell(lambda here: here.store.put(kind, foreign))
-        with pytest.raises(OrderRejected, match="not of this server"):
+        with pytest.raises(OrderRejected, match="did not create"):
             await rig.create(order)
         handle = rig.saved[order.sandbox_id][-1]
         assert (await rig.backend.inspect(handle)).phase is Phase.GONE
@@ -377,7 +377,7 @@ async def test_a_secret_that_says_nothing_starts_nothing(
 
         async def is_told() -> bool:
             report = await rig.backend.inspect(handle)
-            return report.phase is Phase.STARTING and "does not say how" in report.reason
+            return report.phase is Phase.STARTING and "has no valid start script" in report.reason
 
         await until(is_told)
 

@@ -220,7 +220,7 @@ async def test_a_404_of_what_is_no_runtime_api_is_not_gone(far: Service, tmp_pat
     backend = make("remote", far, tmp_path)
     handle = await started(far, backend)
     far.answers.clear()
-    with pytest.raises(BackendUnavailable, match="no such address: /list"):
+    with pytest.raises(BackendUnavailable, match="does not know the path /list"):
         await backend.inspect(handle)
     with pytest.raises(BackendUnavailable):
         await backend.delete(handle)
