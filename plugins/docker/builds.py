@@ -78,7 +78,7 @@ class Builds:
     async def _run(self, engine: Engine, image_id: str, build: ImageBuild) -> None:
         labels = names.of_image(self._instance_id, image_id)
         text = labelled(build.dockerfile, labels)
-        await asyncio.to_thread(_add, build.context, text)
+        await asyncio.to_thread(_add_dockerfile, build.context, text)
         query = {
             "t": names.image(image_id),
             "dockerfile": _DOCKERFILE,
@@ -122,7 +122,7 @@ def labelled(dockerfile: str, labels: dict[str, str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _add(context: Path, dockerfile: str) -> None:
+def _add_dockerfile(context: Path, dockerfile: str) -> None:
     info, content = tarfile.TarInfo(_DOCKERFILE), dockerfile.encode(errors="surrogateescape")
     info.size, info.mode = len(content), 0o644
     with tarfile.open(context, "a") as archive:

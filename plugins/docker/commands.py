@@ -59,13 +59,13 @@ async def execute(
     mark = new_id()
     output, exit_code = Output(limit=max_output), None
     command = ["/bin/sh", "-c", _LIMIT + INSIDE, str(_limit_of(mark)), *argv]
-    exec_id = await _make(engine, container_id, command, env, mark=mark, user=user)
+    exec_id = await _create_exec(engine, container_id, command, env, mark=mark, user=user)
     try:
         async with asyncio.timeout(time_limit):
-            await _attend(engine, exec_id, output)
+            await _read_output(engine, exec_id, output)
             exit_code = await _exit_code(engine, exec_id)
     except (TimeoutError, asyncio.CancelledError, BackendUnavailable) as exc:
-        await asyncio.shield(_end(engine, container_id, mark))
+        await asyncio.shield(_kill_marked(engine, container_id, mark))
         if not isinstance(exc, TimeoutError):
             raise
     except OrderRejected as exc:
@@ -79,7 +79,7 @@ async def execute(
     )
 
 
-async def _make(
+async def _create_exec(
     engine: Engine,
     container_id: str,
     argv: list[str],
@@ -106,7 +106,7 @@ async def _make(
     return str(made["Id"])
 
 
-async def _attend(engine: Engine, exec_id: str, output: Output) -> None:
+async def _read_output(engine: Engine, exec_id: str, output: Output) -> None:
     async with engine.stream(
         "POST", f"exec/{exec_id}/start", body={"Detach": False, "Tty": False}, expect=(404, 409)
     ) as answer:
@@ -126,13 +126,13 @@ async def _exit_code(engine: Engine, exec_id: str) -> int:
     raise Conflict("The sandbox has ended while it ran a command")
 
 
-async def _end(engine: Engine, container_id: str, mark: str) -> None:
+async def _kill_marked(engine: Engine, container_id: str, mark: str) -> None:
     """Kill the processes with the mark; if the sandbox is gone, there is nothing left to kill."""
     argv = ["/bin/sh", "-c", _KILL, f"{_MARK}={mark}", str(_limit_of(mark) * _KIBIBYTE)]
     try:
-        exec_id = await _make(engine, container_id, argv, {}, mark="none")
+        exec_id = await _create_exec(engine, container_id, argv, {}, mark="none")
         async with asyncio.timeout(_ROUNDS):
-            await _attend(engine, exec_id, Output(limit=0))
+            await _read_output(engine, exec_id, Output(limit=0))
     except (AgentsvcError, TimeoutError):
         return
 

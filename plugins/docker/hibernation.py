@@ -60,7 +60,7 @@ async def has(engine: Engine, container: Json) -> bool:
 
 
 def is_stuck(exc: AgentsvcError) -> bool:
-    """Return whether a container can never start again, because a checkpoint was interrupted."""
+    """Return whether an error means that a container can never start: its checkpoint broke off."""
     return "id already in use" in exc.message
 
 

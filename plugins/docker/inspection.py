@@ -19,7 +19,7 @@ _TERMINATED: Final = 143
 UNKNOWN: Final = 255
 """Also the code of a container that ended while the engine was not running."""
 _UNGUARDED: Final = {"host_ports": "reachable"}
-_OOM_REASON: Final = "a process in it wanted more memory than the sandbox may use, and was killed"
+_OOM_REASON: Final = "a process in it exceeded the sandbox's memory limit and was killed"
 
 
 class ContainerStates(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,14 +119,14 @@ def ended(
     code = int(state.get("ExitCode") or 0)
     error = str(state.get("Error") or "")
     if state.get("OOMKilled") or (had_oom and code == _KILLED):
-        cause, reason = Cause.OUT_OF_MEMORY, "it wanted more memory than it may use, and was killed"
+        cause, reason = Cause.OUT_OF_MEMORY, "it exceeded its memory limit and was killed"
     elif error:
         cause, reason = Cause.NOT_STARTED, one_line(error)
     elif code in _NO_COMMAND:
         cause = Cause.NOT_STARTED
         reason = f"its command cannot be run in its image, with exit code {code}"
     elif code == UNKNOWN and not was_told:
-        cause, reason = Cause.HOST_RESTARTED, "its container was ended while the engine was away"
+        cause, reason = Cause.HOST_RESTARTED, "its container ended while the engine was not running"
     elif code in (_KILLED, _TERMINATED):
         cause = Cause.LOST
         reason = f"its container was stopped from outside, with exit code {code}"

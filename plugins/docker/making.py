@@ -94,12 +94,12 @@ class Maker:
             return
         if order.copy_of:
             await self._copies.go_on(
-                order.sandbox_id, lambda: self._make_copy(order, found, find_source)
+                order.sandbox_id, lambda: self._create_copy(order, found, find_source)
             )
         else:
             await self.start(await self._prepare(order))
 
-    async def _make_copy(self, order: Order, found: Json | None, find_source: FindSource) -> None:
+    async def _create_copy(self, order: Order, found: Json | None, find_source: FindSource) -> None:
         """Create all objects, copy the files unless that is done, and start the sandbox."""
         if found is not None and not await self._is_filled(found["Id"]):
             # Files of an earlier, partial copy may have been deleted in the source since.
@@ -197,18 +197,18 @@ class Maker:
 
     async def _remove_once(self, sandbox_id: str) -> bool:
         """Remove the existing objects; return whether there were any."""
-        containers = await self._own("containers", sandbox_id)
+        containers = await self._list_own("containers", sandbox_id)
         for one in containers:
             await self._engine.remove(f"containers/{one['Id']}", force=True, v=True)
-        own_networks = await self._own("networks", sandbox_id)
+        own_networks = await self._list_own("networks", sandbox_id)
         for network in own_networks:
             await networks.remove(self._engine, network["Name"])
-        volumes = await self._own("volumes", sandbox_id)
+        volumes = await self._list_own("volumes", sandbox_id)
         for volume in volumes:
             await self._engine.remove(f"volumes/{volume['Name']}")
         return bool(containers or own_networks or volumes)
 
-    async def _own(self, kind: str, sandbox_id: str) -> list[Json]:
+    async def _list_own(self, kind: str, sandbox_id: str) -> list[Json]:
         found = await self._engine.listed(kind, names.of_sandbox(self._instance_id, sandbox_id))
         # Podman combines label filters with OR instead of AND.
         return [

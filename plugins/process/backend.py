@@ -366,7 +366,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Run a command as a child of the shim, with the sandbox's environment plus `env`."""
         inspection = await self._require_alive(handle)
         if inspection.phase is Phase.PAUSED or inspection.record is None:
-            raise Conflict("The sandbox is paused and runs no commands")
+            raise Conflict("The sandbox is paused and accepts no commands")
         request = control.Request(
             token=await reach(inspection.folder.read_control_token),
             argv=tuple(argv),
@@ -379,7 +379,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 return await control.execute(launch.control_path(inspection.record.temp), request)
         except TimeoutError as exc:
             raise BackendUnavailable(
-                "The sandbox does not answer", detail=handle.sandbox_id
+                "The sandbox did not respond in time", detail=handle.sandbox_id
             ) from exc
         except (OSError, control.BadAnswer) as exc:
             raise Conflict("The sandbox has ended", detail=str(exc)) from exc
@@ -432,7 +432,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         try:
             await self.give_way(())
         except (BackendUnavailable, CapacityExceeded) as exc:
-            log.warning("sandboxes cannot be paused yet to make room", extra={"reason": exc.detail})
+            log.warning("sandbox priorities not restored", extra={"reason": exc.detail})
 
     def _running_state(self, sandbox_id: str) -> sandbox_directory.State | None:
         folder = sandbox_directory.find_folder(self.context.state_dir, sandbox_id)
@@ -579,7 +579,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if inspection.phase is Phase.FAILED:
             raise Conflict(f"The sandbox has failed: {inspection.reason}")
         if inspection.state is None and not inspection.is_ended:
-            raise Conflict("The sandbox is only just being started")
+            raise Conflict("The sandbox is still starting")
         return inspection
 
     async def _require_stopped(self, handle: Handle) -> SandboxDirectory:

@@ -105,7 +105,7 @@ _NAMESPACE_SETTINGS: Final = (
 )
 """Kernel settings that may forbid user namespaces: name, forbidding value, permitting value."""
 
-_EXPOSED: Final = "too much would be seen: {path} holds {inner}"
+_EXPOSED: Final = "sandboxes would see too much: {path} contains {inner}"
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ def _namespace_remedy() -> str:
                 return (
                     f"user namespaces are forbidden here, allow them: sysctl -w {name}={allowing}"
                 )
-    return "let this user make user namespaces; in a container, its seccomp profile may forbid them"
+    return "let this user create user namespaces; a container's seccomp profile may forbid them"
 
 
 def forget_trials(hidden: Path) -> None:
@@ -386,7 +386,7 @@ def _try_as_user(program: str, readable: tuple[Path, ...], hidden: Path, user: i
     """Return why sandboxes cannot run as that user outside, or an empty string."""
     for path in (*readable, *map(Path, {sysconfig.get_path(name) for name in _INSTALLED})):
         if path.is_dir() and path.stat().st_mode & _FOR_ALL != _FOR_ALL:
-            return f"not everybody may read {path}"
+            return f"other users may not read {path}"
     try:
         with trial(hidden) as path:
             os.chown(path, user, user)

@@ -44,7 +44,7 @@ class HostFeatures:
         self._confines = self._config.use_landlock and landlock.is_usable()
         if not self.bubblewrap.program:
             log.warning(
-                "sandboxes see this machine: Landlock keeps them from files and signals only"
+                "sandboxes see this machine: Landlock only restricts files and signals"
                 if self._confines
                 else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self.bubblewrap.reason, "remedy": self.bubblewrap.remedy},
@@ -106,7 +106,7 @@ class HostFeatures:
             )
         if platform.machine() not in seccomp.MACHINES:
             # Without the filter it could enter sandboxes by pid that it was not asked to enter.
-            return Confinement(refusal="no filter of system calls is known for this processor")
+            return Confinement(refusal="there is no seccomp filter for this processor")
         return Confinement(
             program=self.bubblewrap.program,
             readable=self.bubblewrap.readable,

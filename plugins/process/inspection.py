@@ -44,8 +44,8 @@ _SIGNALLED: Final = 128
 _RESTARTED: Final = "the machine was restarted"
 _MEBIBYTE: Final = 1024 * 1024
 _OVER: Final = {
-    Cause.OUT_OF_MEMORY: "it wanted more memory than its limit of",
-    Cause.DISK_FULL: "its files take more than its limit of",
+    Cause.OUT_OF_MEMORY: "it exceeded its memory limit of",
+    Cause.DISK_FULL: "its files exceed the disk limit of",
 }
 
 
@@ -239,7 +239,7 @@ def _inspect_processes(
     if state.exit is not None:
         return _ended(seen, state.exit)
     if is_held and is_running:
-        return _paused_or_not(seen, state)
+        return _running_or_paused(seen, state)
     # The shim records the exit of the command in a moment, unless it is paused.
     if is_held and not is_last:
         return None
@@ -269,14 +269,14 @@ def _kills_notice(seen: Inspection, state: State) -> str:
         return ""
     who = "1 process was" if state.kills == 1 else f"{state.kills} processes were"
     bound = seen.record.limits.memory_bytes if seen.record else None
-    return f"{who} ended for want of memory; the limit is {_format_size(bound)}"
+    return f"{who} killed for lack of memory; the limit is {_format_size(bound)}"
 
 
 def _format_size(size: int | None) -> str:
     return f"{(size or 0) / _MEBIBYTE:g} MiB"
 
 
-def _paused_or_not(seen: Inspection, state: State) -> Inspection:
+def _running_or_paused(seen: Inspection, state: State) -> Inspection:
     seen = msgspec.structs.replace(seen, reason=_kills_notice(seen, state))
     pause = seen.folder.read_pause()
     if pause is None:

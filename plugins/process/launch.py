@@ -98,7 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _free_temp(self, known: str) -> str:
-        """Return the temporary directory's name; a new one if another sandbox has taken it."""
+        """Return the temporary directory's name; a new one if something else has taken it."""
         top, mark = Path(known), sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
         is_there = top.exists(follow_symlinks=False)
         if is_there and sandbox_directory.temp_mark(top) not in (mark, ""):
@@ -137,7 +137,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "loan": _LOAN if self.loan.number >= 0 else None,
             "loan_seconds": min(_LOAN_SECONDS, _LOAN_SHARE * self.config.launch_seconds),
             **self._limits(mark, temp),
-            **self._confined(inside["argv"], temp),
+            **self._landlock_orders(inside["argv"], temp),
             "directory": str(self.folder.directory),
             "control": str(control_path(record.temp)),
             "secrets": [value.reveal() for value in self.order.secret_env.values()],
@@ -160,12 +160,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "join": held.joined,
             "kills": held.kills,
             "disk_bytes": limits.disk_bytes,
-            **self._counted(temp),
+            **self._disk_directories(temp),
             "rlimits": {name: size for name, size in sizes.items() if size is not None},
             "usual_files": INITIAL_OPEN_FILES,
         }
 
-    def _counted(self, temp: Path) -> dict[str, Any]:
+    def _disk_directories(self, temp: Path) -> dict[str, Any]:
         """Return the directories that count against the disk limit; of overlays, only changes."""
         over = overlays.changes(self.folder)
         seen = [part.seen for part in over]
@@ -175,7 +175,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "seen": [str(path) for path in seen],
         }
 
-    def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:
+    def _landlock_orders(self, argv: list[str], temp: Path) -> dict[str, Any]:
         if (readable := self.features.readable()) is None:
             return {}
         write = [str(path) for path in (*self._own_directories(), temp)]
@@ -270,7 +270,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not message:
             raise BackendUnavailable(
                 "The process that holds a sandbox could not be started",
-                detail=self.folder.shim_error() or "it gave no answer",
+                detail=self.folder.shim_error() or "it did not respond in time",
             )
 
     def _spawn_shim(self, mark: str, numbers: Sequence[int]) -> int:
@@ -355,7 +355,7 @@ def _find_uplink() -> str:
     program = shutil.which(uplink.PROGRAM)
     if program is None:
         raise BackendUnavailable(
-            f"{uplink.PROGRAM}, through which the sandbox reaches its network, is not installed"
+            f"{uplink.PROGRAM} is not installed; the sandbox needs it to reach its network"
         )
     return program
 

@@ -82,11 +82,11 @@ class Overlays:
     def begin(self, folder: SandboxDirectory, layer: Path, user: int) -> None:
         """Mount a layer below a sandbox that has never run; raises OrderRejected if it is gone."""
         over = folder.directory / f"{_OVER}{layer.name}"
-        if _over(folder) not in (None, over):
+        if _changes_in(folder) not in (None, over):
             self.drop(folder)
         # From here on the layer counts as used; it may have been removed just before.
         for part in _parts(folder, over):
-            for directory in (part.changes, _work(part)):
+            for directory in (part.changes, _work_directory(part)):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chown(part.changes, user, user)
         if not layer.is_dir():
@@ -97,7 +97,7 @@ class Overlays:
     def mount(self, folder: SandboxDirectory) -> None:
         """Mount a sandbox's overlays, unless they are mounted or it has none."""
         with self._lock:
-            over = _over(folder)
+            over = _changes_in(folder)
             if over is None or folder.is_to_go():
                 return
             unseen = [part for part in _parts(folder, over) if not part.seen.is_mount()]
@@ -116,7 +116,7 @@ class Overlays:
         self.unmount(folder)
         old = folder.directory / _OLD
         remove_directory(old)
-        if (over := _over(folder)) is not None:
+        if (over := _changes_in(folder)) is not None:
             over.rename(old)
             remove_directory(old)
 
@@ -126,7 +126,7 @@ class Overlays:
         with os.scandir(self._state_dir) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    over = _over(SandboxDirectory(directory=Path(entry.path)))
+                    over = _changes_in(SandboxDirectory(directory=Path(entry.path)))
                     found |= {over.name.removeprefix(_OVER)} if over else set()
         return found
 
@@ -148,7 +148,7 @@ class Overlays:
 
 def changes(folder: SandboxDirectory) -> list[Part]:
     """Return the mount points and change directories of a sandbox; empty if it has copies."""
-    over = _over(folder)
+    over = _changes_in(folder)
     return _parts(folder, over) if over else []
 
 
@@ -163,7 +163,7 @@ def _why_not(directory: Path, user: int) -> str:
         return "the server has a mount namespace of its own, and mounts would end with it"
     part = Part(directory / "seen", directory / "changes")
     lower = directory / "layer"
-    for path in (lower, part.seen, part.changes, _work(part)):
+    for path in (lower, part.seen, part.changes, _work_directory(part)):
         path.mkdir()
     os.chown(part.changes, user, user)
     mounts = [_orders(lower, part)]
@@ -186,7 +186,7 @@ def _can_reflink(directory: Path) -> bool:
     return False
 
 
-def _over(folder: SandboxDirectory) -> Path | None:
+def _changes_in(folder: SandboxDirectory) -> Path | None:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder.directory) as entries:
         return next((Path(one.path) for one in entries if one.name.startswith(_OVER)), None)
     return None
@@ -196,7 +196,7 @@ def _parts(folder: SandboxDirectory, over: Path) -> list[Part]:
     return [Part(seen, over / seen.name / "changes") for seen in (folder.home, folder.workspace)]
 
 
-def _work(part: Part) -> Path:
+def _work_directory(part: Part) -> Path:
     return part.changes.with_name("work")
 
 
@@ -204,7 +204,7 @@ def _orders(lower: Path, part: Part) -> dict[str, str]:
     return {
         "lower": str(lower),
         "upper": str(part.changes),
-        "work": str(_work(part)),
+        "work": str(_work_directory(part)),
         "at": str(part.seen),
     }
 

@@ -133,11 +133,11 @@ class _Browser:
         self._options = options
 
     @cached_property
-    def _made(self) -> Any:
+    def _server(self) -> Any:
         return importlib.import_module(_BROWSER).CustomBrowserUseServer(**self._options)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._made, name)
+        return getattr(self._server, name)
 
 
 def _defer_tokenizer() -> None:

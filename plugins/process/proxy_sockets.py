@@ -131,7 +131,7 @@ def split(callback: str) -> tuple[str, int]:
 
 
 def is_loopback(callback: str) -> bool:
-    """Return whether an address is the loopback interface, which each network has its own of."""
+    """Return whether an address is on the loopback interface, which each network has."""
     return split(callback)[0] in ("127.0.0.1", "localhost")
 
 

@@ -182,20 +182,20 @@ def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = Fal
     ]
     if kind.has_x32:
         parts += [_step(_IF_AT_LEAST, _X32, no=1), _fail(errno.ENOSYS)]
-    parts += _answers(refused, errno.EPERM)
+    parts += _refuse(refused, errno.EPERM)
     # Libraries then write zeros, as on file systems without it.
-    parts += _answers((calls["fallocate"],), errno.EOPNOTSUPP)
-    parts += _answers(absent, errno.ENOSYS)
+    parts += _refuse((calls["fallocate"],), errno.EOPNOTSUPP)
+    parts += _refuse(absent, errno.ENOSYS)
     if may_join and not in_parts:
         whole = [_step(_MASK, _TASK_NAMESPACES), _step(_IF_EQUAL, _TASK_NAMESPACES, yes=1)]
         parts += _when(calls["setns"], 1, [*whole, _fail(errno.EPERM)])
     if may_join:
-        parts += _when(calls["ptrace"], 0, _answers(_PTRACE_ATTACH, errno.EPERM))
+        parts += _when(calls["ptrace"], 0, _refuse(_PTRACE_ATTACH, errno.EPERM))
         parts += _when(calls["prlimit"], 0, [_step(_IF_EQUAL, 0, yes=1), _fail(errno.EPERM)])
     parts += _when(
         calls["clone"], 0, [_step(_IF_ANY_BIT, _NEW_NAMESPACES, no=1), _fail(errno.EPERM)]
     )
-    asked = _answers(_TERMINAL_INPUT, errno.EPERM)
+    asked = _refuse(_TERMINAL_INPUT, errno.EPERM)
     if may_join:
         about_one = _step(_IF_EQUAL, _NAMESPACE_CALLS, no=1)
         asked += [_step(_MASK, _KIND_OF_CALL), about_one, _fail(errno.EPERM)]
@@ -206,7 +206,7 @@ def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = Fal
     return b"".join(parts)
 
 
-def _answers(values: Iterable[int], number: int) -> list[bytes]:
+def _refuse(values: Iterable[int], number: int) -> list[bytes]:
     return [part for one in values for part in (_step(_IF_EQUAL, one, no=1), _fail(number))]
 
 

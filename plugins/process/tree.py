@@ -96,7 +96,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
                     send(process, signal.SIGSTOP)
                     _wait_stopped(process, deadline)
             if all(process.state in _STOPPED for process in members):
-                _send_to_jobs(members, signal.SIGSTOP)
+                _signal_groups(members, signal.SIGSTOP)
                 return
 
     def resume(self, keep: Collection[Identity]) -> None:
@@ -133,7 +133,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
                 cgroup.freeze(self.group, _FREEZE_SECONDS)
         members = self.members()
         others = [item for item in members if item.identity != self.root]
-        _send_to_jobs([item for item in others if item.job != self._root_pid()], signal.SIGKILL)
+        _signal_groups([item for item in others if item.job != self._root_pid()], signal.SIGKILL)
         for process in others:
             send(process, signal.SIGKILL)
         if self.group is not None:
@@ -232,7 +232,7 @@ def send_to(identity: Identity, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _send_to_jobs(members: Collection[Process], number: signal.Signals) -> None:
+def _signal_groups(members: Collection[Process], number: signal.Signals) -> None:
     # The kernel signals all of a process group at once, even a process that is just being forked.
     # Our own session is skipped, whatever marks its processes may carry.
     own = os.getsid(0)

@@ -79,7 +79,7 @@ class Users:
 
 
 def parse(text: str) -> range:
-    """Return the range of `FIRST-LAST`, empty for an empty text; otherwise raises ValueError."""
+    """Parse `FIRST-LAST` to a range, empty for an empty text; raises ValueError for others."""
     if not text:
         return range(0)
     first, _, last = text.partition("-")

@@ -140,14 +140,14 @@ class Zygote:
         """
         if self._refusal:
             return ForkHandle(reason=self._refusal)
-        await self._renew()
+        await self._drop_outdated()
         if self._run is None and self._may_start():
             await asyncio.wait([self._start()])
         run = self._run
         if run is None:
             return ForkHandle(reason=self._reason)
         run.hurry()
-        self._begin_idling()
+        self._restart_idle_timer()
         try:
             async with asyncio.timeout(self._config.zygote_seconds):
                 await run.settled.wait()
@@ -191,7 +191,7 @@ class Zygote:
         if self._run is not None:
             await self._end_run(self._run)
 
-    async def _renew(self) -> None:
+    async def _drop_outdated(self) -> None:
         """End a fork server that is too large or outdated."""
         run = self._run
         if run is None:
@@ -236,7 +236,7 @@ class Zygote:
             run.set_niceness(0)
             log.info("fork server ready", extra={"pid": run.pid, "duration_ms": run.age_ms()})
             run.is_ready = True
-            self._begin_idling()
+            self._restart_idle_timer()
             run.settled.set()
             return
         self._reason = (message.failed if message else "") or ENDED
@@ -252,7 +252,7 @@ class Zygote:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_if_none)
 
-    def _begin_idling(self) -> None:
+    def _restart_idle_timer(self) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if seconds := self._config.zygote_idle_seconds:

@@ -191,7 +191,7 @@ class Calls:
 
     def _failure(self, status: int, content: bytes, key: Secret) -> AgentsvcError:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return BackendUnavailable(f"{self.url} does not take the key: check `api_key`")
+            return BackendUnavailable(f"{self.url} rejected the key: check `api_key`")
         code, message = _read(content)
         kind = _BY_CODE.get(code) or _BY_STATUS.get(status, BackendUnavailable)
         text = message.replace(key.reveal(), MASK) if key else message

@@ -241,7 +241,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         runtime = await self._find(handle)
         pause = _GONE_POLL_SECONDS
         while runtime is not None and runtime.phase is not Phase.GONE:
-            await self._order("/stop", runtime, handle)
+            await self._send("/stop", runtime, handle)
             runtime = await self._find(handle)
             if runtime is not None:
                 await asyncio.sleep(pause)
@@ -250,14 +250,14 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
 
     async def pause(self, handle: Handle) -> None:
         """Pause the runtime."""
-        runtime = await self._usable(handle)
-        if runtime.phase is not Phase.PAUSED and not await self._order("/pause", runtime, handle):
+        runtime = await self._require_usable(handle)
+        if runtime.phase is not Phase.PAUSED and not await self._send("/pause", runtime, handle):
             raise Conflict(GONE)
 
     async def resume(self, handle: Handle) -> Handle:
         """Resume the runtime; the next report has its key, which may be new."""
-        runtime = await self._usable(handle)
-        if runtime.phase is Phase.PAUSED and not await self._order("/resume", runtime, handle):
+        runtime = await self._require_usable(handle)
+        if runtime.phase is Phase.PAUSED and not await self._send("/resume", runtime, handle):
             raise Conflict(GONE)
         return handle
 
@@ -340,10 +340,10 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
             "GET", f"/sessions/{quote(session_id, safe='')}", _RUNTIME, key=key
         )
 
-    async def _usable(self, handle: Handle) -> Runtime:
+    async def _require_usable(self, handle: Handle) -> Runtime:
         return check_usable(await self._find(handle))
 
-    async def _order(self, path: str, runtime: Runtime, handle: Handle) -> bool:
+    async def _send(self, path: str, runtime: Runtime, handle: Handle) -> bool:
         """Send an action; return whether the service knows the runtime."""
         key = await self._key(handle.sandbox_id)
         body = {"runtime_id": runtime.runtime_id}

@@ -145,7 +145,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         if info is None or info.phase is Phase.GONE:
             raise Conflict("The sandbox cannot be started again: its files are gone")
         if info.phase is Phase.FAILED or _is_stopped(info):
-            await self._order(info, "resume")
+            await self._send(info, "resume")
         await save(handle)
         return handle
 
@@ -178,7 +178,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
                 handle=self._handle(info.client_id.removeprefix(self._prefix), info),
                 created_at=parse_time(info.created_at or "") or now(),
             )
-            async for info in self._all()
+            async for info in self._list_own()
             if info.client_id is not None and info.client_id.startswith(self._prefix)
         ]
 
@@ -190,17 +190,17 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     async def pause(self, handle: Handle) -> None:
         """Pause the sandbox."""
-        await self._order(await self._usable(handle), "pause")
+        await self._send(await self._require_usable(handle), "pause")
 
     async def stop(self, handle: Handle) -> None:
         """Stop the sandbox, or pause it if the server cannot stop."""
-        info = await self._usable(handle)
+        info = await self._require_usable(handle)
         if not await self._calls.order("POST", f"{_path(info)}/stop"):
-            await self._order(info, "pause")
+            await self._send(info, "pause")
 
     async def resume(self, handle: Handle) -> Handle:
         """Resume the sandbox."""
-        await self._order(await self._usable(handle), "resume")
+        await self._send(await self._require_usable(handle), "resume")
         return handle
 
     # Shared helpers
@@ -264,14 +264,14 @@ class ServerBackend(ServiceBackend[ServerConfig]):
             )
         return None
 
-    async def _usable(self, handle: Handle) -> SandboxInfo:
+    async def _require_usable(self, handle: Handle) -> SandboxInfo:
         return check_usable(await self._find(handle))
 
-    async def _order(self, info: SandboxInfo, verb: str) -> None:
+    async def _send(self, info: SandboxInfo, verb: str) -> None:
         if not await self._calls.order("POST", f"{_path(info)}/{verb}"):
             raise Conflict(GONE)
 
-    async def _all(self) -> AsyncIterator[SandboxInfo]:
+    async def _list_own(self) -> AsyncIterator[SandboxInfo]:
         page_id: str | None = ""
         while page_id is not None:
             query = [("limit", _PAGE), *([("page_id", page_id)] if page_id else [])]

@@ -26,5 +26,5 @@ async def test_groups_of_version_2_hold_what_is_in_them(tmp_path: Path) -> None:
     # What belongs to whoever manages the machine is left alone, as root and as anybody else.
     assert found["none"] == found["other"] == []
     # A whole sandbox: what ended it is told apart, and its groups go with it.
-    reason = "it wanted more memory than its limit of 48 MiB"
+    reason = "it exceeded its memory limit of 48 MiB"
     assert found["sandbox"] == ["out_of_memory", 137, reason, ALL, []]

@@ -175,7 +175,7 @@ async def test_a_wrong_key_is_said_to_be_wrong_and_nothing_is_lost(
     owner = await near.make_client("owner", Role.MEMBER)
     sandbox_id = (await owner.post("/api/v1/sandboxes?sandbox_spec_id=far")).json()["id"]
     failed = await owner.wait_for_sandbox(sandbox_id, "ERROR")
-    assert "does not take the key: check `api_key`" in failed["status_detail"]
+    assert "rejected the key: check `api_key`" in failed["status_detail"]
 
 
 @both
@@ -257,7 +257,9 @@ async def test_a_full_server_is_said_to_be_full_and_tried_again(
     async def is_told() -> bool:
         found = await owner.sandbox(second_id)
         assert found is not None
-        return found["status"] == "STARTING" and " answers 429: " in (found["status_detail"] or "")
+        return found["status"] == "STARTING" and " responded with 429: " in (
+            found["status_detail"] or ""
+        )
 
     await until(is_told)
     await owner.delete(f"/api/v1/sandboxes/{first_id}")

@@ -199,7 +199,7 @@ def test_a_frozen_sandbox_keeps_its_memory_and_one_that_was_stopped_does_not() -
         ({"ExitCode": 143}, False, Cause.LOST, "from outside"),
         ({"ExitCode": 139}, False, Cause.SIGNALLED, "signal 11"),
         ({"ExitCode": 127}, False, Cause.NOT_STARTED, "cannot be run"),
-        ({"ExitCode": 255}, False, Cause.HOST_RESTARTED, "engine was away"),
+        ({"ExitCode": 255}, False, Cause.HOST_RESTARTED, "engine was not running"),
         ({"ExitCode": 127, "Error": "no\nway"}, False, Cause.NOT_STARTED, "no way"),
     ],
 )

@@ -70,7 +70,7 @@ async def test_a_command_that_wants_too_much_memory_is_out_of_memory(held: CoreR
     handle = await held.create("{python}", "-Ic", HOG, limits=Limits(memory_bytes=64 * MEGABYTE))
     report = await held.wait(handle, Phase.FAILED)
     assert (report.exit_code, report.cause) == (137, Cause.OUT_OF_MEMORY)
-    assert report.reason == "it wanted more memory than its limit of 64 MiB"
+    assert report.reason == "it exceeded its memory limit of 64 MiB"
     assert report.enforced == ("memory_bytes",)
 
 
@@ -88,7 +88,7 @@ async def test_a_child_that_wants_too_much_memory_is_noticed_and_the_sandbox_goe
     while not report.reason:
         report = await held.backend.inspect(handle)
     assert report.phase is Phase.RUNNING
-    assert report.reason == "1 process was ended for want of memory; the limit is 96 MiB"
+    assert report.reason == "1 process was killed for lack of memory; the limit is 96 MiB"
     assert report.cause is None
     # What then ends for another reason is not taken for this one.
     for one in held.processes(handle):
@@ -177,7 +177,7 @@ async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: Co
     await held.run(handle, "sh", "-c", "for i in 1 2 3; do head -c 3000000 /dev/zero > f$i; done")
     report = await held.wait(handle, Phase.FAILED)
     assert report.cause is Cause.DISK_FULL
-    assert report.reason == "its files take more than its limit of 4 MiB"
+    assert report.reason == "its files exceed the disk limit of 4 MiB"
     order = Order(sandbox_id=handle.sandbox_id, command=("sleep", "100"), limits=limits)
     again = await held.backend.restart(order, handle, no_save)
     await held.wait(again, Phase.RUNNING)

@@ -100,7 +100,7 @@ async def test_what_cannot_be_noted_keeps_no_backend_from_opening(
         await bench.backend.close()
         await bench.backend.open()
         said = [one.message for one in caplog.records]
-        assert said.count("sandboxes cannot be paused yet to make room") == 2
+        assert said.count("sandbox priorities not restored") == 2
 
 
 def notes(bench: CoreRig) -> set[str]:

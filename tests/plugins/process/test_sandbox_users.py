@@ -285,7 +285,7 @@ async def test_where_not_everybody_may_read_what_it_needs_it_is_root_outside_and
     closed.mkdir(mode=0o700)
     async with on_boxes(tmp_path / "boxes", readable=(str(closed),)) as bench:
         said = (await bench.backend.probe()).facts["users"]
-        assert said == f"the server's: not everybody may read {closed}"
+        assert said == f"the server's: other users may not read {closed}"
         handle = await bench.serve()
         assert users_of(bench, handle) == {(0,) * 4}
         assert (await bench.backend.inspect(handle)).facts["user outside"] == "root"

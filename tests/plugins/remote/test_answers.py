@@ -141,7 +141,7 @@ async def test_a_user_whose_key_is_refused_hides_the_sandboxes_of_nobody_else(
     far.answers["/list"] = {"runtimes": [runtime(session_id=prefix + ORDER.sandbox_id)]}
     far.answers[f"/sessions/{prefix}{bad}"] = lambda: web.json_response({}, status=401)
     far.answers[f"/sessions/{prefix}{good}"] = runtime(session_id=prefix + good)
-    with pytest.raises(PartlyScanned, match="does not take the key") as caught:
+    with pytest.raises(PartlyScanned, match="rejected the key") as caught:
         await backend.scan()
     assert {one.handle.sandbox_id for one in caught.value.found} == {ORDER.sandbox_id, good}
     assert await find_handle(backend, never_made) is None
