@@ -107,7 +107,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         super().__init__(config, context)
         self._temp_root = sandbox_directory.temp_root(config.temp_dir)
         self._features = HostFeatures(config, proxy_sockets.callback_of(context.callback_url))
-        self._user_ids = users.parse(config.uids) if os.geteuid() == 0 else range(0)
+        self._uids = users.parse(config.uids) if os.geteuid() == 0 else range(0)
         """The user ids that sandboxes may get."""
         self._why_no_reclaim = "the backend is not open"
         self._proxy_sockets = proxy_sockets.ProxySockets()
@@ -205,7 +205,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Check the record, the processes and, unless paused, the awaited ports."""
         folder = self._folder(handle)
         async with self._looking:
-            inspection = await reach(lambda: look_at(folder, self._mark(handle), self._user_ids))
+            inspection = await reach(lambda: look_at(folder, self._mark(handle), self._uids))
         inspection = await self._complete(inspection, handle)
         phase = inspection.phase
         if phase is Phase.GONE:
@@ -511,7 +511,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         # Scans are periodic, and swap may be added or removed in between.
         self._why_no_reclaim = self._features.why_no_reclaim()
         instance_id = self.context.instance_id
-        return find_all(self.context.state_dir, self._temp_root, instance_id, self._user_ids)
+        return find_all(self.context.state_dir, self._temp_root, instance_id, self._uids)
 
     def _remove(self, folder: SandboxDirectory, inspection: Inspection, handle: Handle) -> None:
         mark = self._mark(handle)
@@ -541,10 +541,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _tree(self, inspection: Inspection, handle: Handle) -> Tree:
         groups = self._features.groups.unified
-        return tree_of(inspection, handle, self._mark(handle), groups, self._user_ids)
+        return tree_of(inspection, handle, self._mark(handle), groups, self._uids)
 
     async def _inspect(self, folder: SandboxDirectory, handle: Handle) -> Inspection:
-        inspection = await reach(lambda: look_at(folder, self._mark(handle), self._user_ids))
+        inspection = await reach(lambda: look_at(folder, self._mark(handle), self._uids))
         return await self._complete(inspection, handle)
 
     async def _complete(self, inspection: Inspection, handle: Handle) -> Inspection:
@@ -565,7 +565,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                     pausing.finish_pause(inspection.folder, tree, self.config.pause_seconds)
             if not inspection.is_half_paused:
                 return inspection
-            return look_at(inspection.folder, self._mark(handle), self._user_ids)
+            return look_at(inspection.folder, self._mark(handle), self._uids)
 
         if inspection.is_orphaned or inspection.is_half_paused:
             async with self._pausing[handle.sandbox_id]:

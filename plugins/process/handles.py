@@ -35,13 +35,13 @@ def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
 
 
 def tree_of(
-    inspection: Inspection, handle: Handle, mark: str, groups: Path | None, numbers: Container[int]
+    inspection: Inspection, handle: Handle, mark: str, groups: Path | None, uids: Container[int]
 ) -> Tree:
     """Return the process tree of a sandbox; without a known control group, use the one in `groups`.
 
-    `numbers` are the user ids that sandboxes may get.
+    `uids` are the user ids that sandboxes may get.
     """
-    users = users_of(inspection.record, numbers)
+    users = users_of(inspection.record, uids)
     if inspection.state is not None:
         group = Path(inspection.state.cgroup) if inspection.state.cgroup else None
         return Tree(mark=mark, root=inspection.state.shim, group=group, users=users)
@@ -62,11 +62,11 @@ def temp_of(handle: Handle) -> str:
 
 
 def find_all(
-    state_dir: Path, temp_root: Path, instance_id: str, numbers: Container[int]
+    state_dir: Path, temp_root: Path, instance_id: str, uids: Container[int]
 ) -> list[Found]:
     """Return all sandboxes of an instance with a directory, temporary directory or process.
 
-    `numbers` are the user ids that sandboxes may get.
+    `uids` are the user ids that sandboxes may get.
     """
     found = {
         folder.sandbox_id: Found(handle=to_handle(folder, folder.read_record()), created_at=made)
@@ -74,7 +74,7 @@ def find_all(
     }
     # The rest are leftovers of sandboxes whose directory is gone.
     left = [(mark, {"temp": str(path)}) for path, mark in sandbox_directory.list_temps(temp_root)]
-    left += [(mark, {}) for pid in snapshot() for mark in marks(pid) if may_own(pid, numbers)]
+    left += [(mark, {}) for pid in snapshot() for mark in marks(pid) if may_own(pid, uids)]
     for mark, data in left:
         if (sandbox_id := _own_id(mark, instance_id)) and sandbox_id not in found:
             handle = Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)

@@ -125,8 +125,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def _user(self) -> dict[str, str]:
         """Return which user the sandbox has outside, if that may differ from inside."""
-        is_boxed = self.state is not None and self.state.isolation is Isolation.BUBBLEWRAP
-        if not is_boxed or os.geteuid() != 0:
+        in_bwrap = self.state is not None and self.state.isolation is Isolation.BUBBLEWRAP
+        if not in_bwrap or os.geteuid() != 0:
             return {}
         has_own = self.record is not None and self.record.user
         return {"user outside": "its own" if has_own else "root"}
@@ -139,20 +139,20 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return str(top / self.record.working_dir)
 
 
-def users_of(record: Record | None, numbers: Container[int]) -> Container[int] | None:
+def users_of(record: Record | None, uids: Container[int]) -> Container[int] | None:
     """Return the user ids of a sandbox's processes besides the server's; None if unknown.
 
-    `numbers` are the user ids that sandboxes may get. A sandbox with its own user id has no other.
+    `uids` are the user ids that sandboxes may get. A sandbox with its own user id has no other.
     """
     if record is None:
-        return numbers
+        return uids
     return (record.user,) if record.user else None
 
 
-def look_at(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Inspection:
+def look_at(folder: SandboxDirectory, mark: str, uids: Container[int]) -> Inspection:
     """Inspect a sandbox, which may have one of these user ids; raises OSError if that fails now."""
     if not folder.exists():
-        return _without_directory(folder, mark, numbers)
+        return _without_directory(folder, mark, uids)
     record = folder.read_record()
     if (pause := folder.read_pause()) is not None and pause.ends:
         return Inspection(
@@ -171,7 +171,7 @@ def look_at(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Ins
         if inspection is not None:
             return inspection
         time.sleep(_POLL_SECONDS)
-    return _without_state(folder, record, mark, numbers)
+    return _without_state(folder, record, mark, uids)
 
 
 def describe_exit(code: int | None, reason: str, last_line: str) -> str:
@@ -195,9 +195,9 @@ def state_of_this_boot(folder: SandboxDirectory) -> State | None:
     return state if state is not None and state.boot == boot_id() else None
 
 
-def _without_directory(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Inspection:
+def _without_directory(folder: SandboxDirectory, mark: str, uids: Container[int]) -> Inspection:
     seen = Inspection(folder=folder, exists=False, phase=Phase.GONE)
-    if not Tree(mark=mark, users=users_of(None, numbers)).members():
+    if not Tree(mark=mark, users=users_of(None, uids)).members():
         return seen
     return msgspec.structs.replace(
         seen,
@@ -209,14 +209,14 @@ def _without_directory(folder: SandboxDirectory, mark: str, numbers: Container[i
 
 
 def _without_state(
-    folder: SandboxDirectory, record: Record | None, mark: str, numbers: Container[int]
+    folder: SandboxDirectory, record: Record | None, mark: str, uids: Container[int]
 ) -> Inspection:
     seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.STARTING)
-    if Tree(mark=mark, users=users_of(record, numbers)).members():
+    if Tree(mark=mark, users=users_of(record, uids)).members():
         return seen
     # The shim may have written its state while the process table was read.
     if folder.read_state() is not None:
-        return look_at(folder, mark, numbers)
+        return look_at(folder, mark, uids)
     return _failed(seen, None, "it was never started", Cause.NOT_STARTED)
 
 

@@ -84,15 +84,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _update_record(self, record: Record) -> Record:
         """Return the record with the network, paths and user of this start."""
-        is_boxed = bool(self.features.bubblewrap.program)
+        in_bwrap = bool(self.features.bubblewrap.program)
         shown = (*self._own_directories(), *self.features.bubblewrap.readable)
         user = record.user
         if os.geteuid() == 0:
             sandbox_id = self.order.sandbox_id
-            user = self.features.users.assign(sandbox_id, record.user) if is_boxed else 0
+            user = self.features.users.assign(sandbox_id, record.user) if in_bwrap else 0
         return msgspec.structs.replace(
             record.connected(self.way_out, self.features.callback),
-            has_fixed_paths=is_boxed and bubblewrap.can_show_workspace(shown),
+            has_fixed_paths=in_bwrap and bubblewrap.can_show_workspace(shown),
             user=user,
             temp=self._free_temp(record.temp),
         )
@@ -120,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return record
 
     def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
-        is_boxed = bool(self.features.bubblewrap.program)
+        in_bwrap = bool(self.features.bubblewrap.program)
         inside: dict[str, Any] = {
             "argv": [_with_python(part) for part in current(self.order.command or ())],
             "env": self._environment(mark, record, temp),
@@ -144,7 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "cgroup": str(group_path(self.features.groups.unified, mark) or ""),
             "log_bytes": self.config.log_bytes,
             "isolation": self.features.isolation(),
-            "box": self._box(mark, record, temp, inside) if is_boxed else None,
+            "box": self._box(mark, record, temp, inside) if in_bwrap else None,
         }
 
     def _limits(self, mark: str, temp: Path) -> dict[str, Any]:
@@ -220,12 +220,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
         passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
         path = search_path(self.config.path)
-        home, is_boxed = str(self.folder.home), bool(self.features.bubblewrap.program)
+        home, in_bwrap = str(self.folder.home), bool(self.features.bubblewrap.program)
         is_agent_server = AGENT_SERVER in (self.order.command or ())
-        if is_boxed:
+        if in_bwrap:
             home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
         return {
-            **(self._agent_server_environment(path, is_boxed=is_boxed) if is_agent_server else {}),
+            **(self._agent_server_environment(path, in_bwrap=in_bwrap) if is_agent_server else {}),
             **passed,
             **proxy_sockets.environment(record),
             "PATH": path,
@@ -239,14 +239,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             MARK: mark,
         }
 
-    def _agent_server_environment(self, path: str, *, is_boxed: bool) -> dict[str, str]:
+    def _agent_server_environment(self, path: str, *, in_bwrap: bool) -> dict[str, str]:
         """Return the variables that describe the machine to an agent server."""
         home = self.folder.home
         has_browser = os.access(home / _BROWSER_CACHE, os.F_OK)
         return {
             # The path outside the sandbox, as in sandboxes of earlier versions.
             "OH_CONVERSATION_WORKTREE_ROOT": str(home / "worktrees"),
-            **(_IN_BUBBLEWRAP if is_boxed else {}),
+            **(_IN_BUBBLEWRAP if in_bwrap else {}),
             **({} if has_browser else _browser_environment(path)),
             **_certificate_environment(),
         }

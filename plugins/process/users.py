@@ -27,28 +27,28 @@ class Users:
     """The user ids of sandboxes."""
 
     def __init__(
-        self, numbers: range = range(0), taken: Mapping[str, int] = {}, reason: str = ""
+        self, uids: range = range(0), taken: Mapping[str, int] = {}, reason: str = ""
     ) -> None:
         """`taken` are the user ids of existing sandboxes; `reason` is why there are no ids."""
-        self._numbers = numbers
+        self._uids = uids
         self._reason = reason
         self._taken = {sandbox_id: user for sandbox_id, user in taken.items() if user}
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         """Return whether there are any user ids."""
-        return bool(self._numbers)
+        return bool(self._uids)
 
     def any(self) -> int:
         """Return one user id for a trial; 0 if there are none."""
-        return self._numbers[-1] if self._numbers else 0
+        return self._uids[-1] if self._uids else 0
 
     def assign(self, sandbox_id: str, known: int) -> int:
         """Return the user id of a sandbox: `known`, its present one or a free one; 0 if none.
 
         Raises CapacityExceeded if every user id is taken.
         """
-        if not self._numbers:
+        if not self._uids:
             return 0
         with self._lock:
             user = known or self._taken.get(sandbox_id) or self._find()
@@ -61,18 +61,18 @@ class Users:
 
     def describe(self) -> str:
         """Describe the user ids."""
-        if not self._numbers:
+        if not self._uids:
             return f"the server's: {self._reason}"
-        return f"one each of {self._numbers.start}-{self._numbers.stop - 1}"
+        return f"one each of {self._uids.start}-{self._uids.stop - 1}"
 
     def _find(self) -> int:
         # At random first: another server on this machine may use the same range.
         taken = set(self._taken.values())
         for _ in range(_RANDOM_TRIES):
-            user = secrets.choice(self._numbers)
+            user = secrets.choice(self._uids)
             if user not in taken and not _is_in_use(user):
                 return user
-        for user in self._numbers:
+        for user in self._uids:
             if user not in taken and not _is_in_use(user):
                 return user
         raise CapacityExceeded("All users of `backends.process.uids` are taken by sandboxes")
