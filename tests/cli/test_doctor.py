@@ -226,7 +226,7 @@ def test_less_isolation_than_the_default_is_an_error(tmp_path: Path) -> None:
     assert remedy.startswith("apt install bubblewrap")
     grade, text, _ = found["fork server of `process`"]
     assert grade == "note"
-    assert text.startswith("none: bubblewrap does not hold sandboxes here")
+    assert text.startswith("none: bubblewrap does not work here")
 
 
 def test_memory_that_can_go_nowhere_is_noted(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ async def test_an_image_is_fetched_with_a_login_and_its_progress_is_told(
             order = rig.order(image=image)
             try:
                 for _ in range(2):
-                    with pytest.raises(StillFetching, match=r"is being fetched: .* of 1 layers"):
+                    with pytest.raises(StillFetching, match=r"is being pulled: .* of 1 layers"):
                         await rig.create(order)
                 registry.flow.set()
                 await _create_when_fetched(rig, order)
