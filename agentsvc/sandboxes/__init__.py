@@ -1,9 +1,9 @@
-"""Sandboxes: the wanted and the last seen state of each, and the steps between the two.
+"""Sandboxes: the target and the last observed state of each, and the steps between the two.
 
-Begin with `state` (structs and the decision), then `service`, the class that others use; `table` has the
-SQL, `reconciler` does the steps, `admission` decides what may run, `plugin_loader` and `registry` know the
-backends. Nothing here knows conversations or HTTP. Imports `accounts`, `settings`, `models`, `storage`
-and what they import.
+Begin with `state` (structs and the decision), then `service`, the class that other packages use.
+`table` holds the SQL, `reconciler` executes the steps, `admission` decides which sandboxes may run,
+`plugin_loader` and `registry` manage the backends. Nothing here depends on conversations or HTTP.
+Imports `accounts`, `settings`, `models`, `storage` and their dependencies.
 """
 
 from agentsvc.sandboxes.admission.slots import StartLane as StartLane

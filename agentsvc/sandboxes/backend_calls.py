@@ -1,4 +1,4 @@
-"""Calls to backends: under a deadline, and ending in a value or in one of our own errors."""
+"""Calls to backends: with a timeout, and with every exception mapped to an AgentsvcError."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _POLL_SECONDS: Final = 0.2
 
 
 class BackendCalls:
-    """Lends backends for a few calls at a time."""
+    """Gives access to backends under a timeout."""
 
     def __init__(self, registry: BackendRegistry, time_limit: float) -> None:
         self.registry = registry
@@ -25,10 +25,10 @@ class BackendCalls:
 
     @contextlib.asynccontextmanager
     async def to(self, name: str) -> AsyncIterator[Backend]:
-        """Lend a backend for calls that together end within the time limit.
+        """Yield a backend; all calls inside the context share the time limit.
 
-        No answer in time is BackendUnavailable, since nothing is known then; an error that the
-        contract does not allow is BackendBroken.
+        Raises BackendUnavailable on timeout, because the outcome is unknown, and BackendBroken for
+        an exception that the contract does not allow.
         """
         backend = self.registry.get(name)
         try:
@@ -45,11 +45,11 @@ class BackendCalls:
                 raise
             raise _broken(name, exc) from exc
         except (Exception, SystemExit) as exc:
-            # A plugin may raise anything; one must not harm the others.
+            # A plugin may raise anything, which must not affect other backends.
             raise _broken(name, exc) from exc
 
     async def until_done[T](self, name: str, begin: Callable[[Backend], Awaitable[T]]) -> T:
-        """Ask a backend for what goes on beside the calls, again and again until it is done."""
+        """Repeat a call while it raises StillFetching; return its result."""
         while True:
             try:
                 async with self.to(name) as backend:
@@ -58,13 +58,13 @@ class BackendCalls:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def read_log(self, name: str, handle: Handle, lines: int) -> list[str]:
-        """Return the last lines a sandbox wrote, oldest first."""
+        """Return the last log lines of a sandbox, oldest first."""
         async with self.to(name) as backend:
             found = backend.logs(handle, tail=lines, follow=False)
             return [line.text async for line in found]
 
     async def log_tail(self, name: str, handle: Handle | None, lines: int) -> str:
-        """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
+        """Return the last log lines of a sandbox, or an empty string if they cannot be read."""
         if handle is None:
             return ""
         try:
@@ -73,7 +73,7 @@ class BackendCalls:
             return ""
 
     async def give_way(self, name: str, handles: Sequence[Handle]) -> bool:
-        """Let these sandboxes of a backend give way and no others; say whether it took that."""
+        """Set which sandboxes of a backend run at lower priority; return whether it succeeded."""
         try:
             async with self.to(name) as backend:
                 await backend.give_way(handles)
@@ -88,15 +88,15 @@ class BackendCalls:
 
 def _broken(name: str, exc: BaseException) -> BackendBroken:
     return BackendBroken(
-        f"The backend `{name}` failed in a way it should not",
+        f"The backend `{name}` raised an unexpected error",
         detail=f"{type(exc).__name__}: {exc}",
     )
 
 
 async def find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
-    """Return the handle of a sandbox that has none on record, or None if it does not exist.
+    """Scan for the handle of a sandbox whose record has none; return None if it does not exist.
 
-    Raises BackendUnavailable where it may be at a host that is away, or could not be looked at.
+    Raises BackendUnavailable if the scan failed, or if the sandbox may be on an unreachable host.
     """
     try:
         found = await backend.scan()

@@ -1,4 +1,4 @@
-"""Listeners for changes of sandboxes, and waiters for the next change of one."""
+"""Listeners for changes of sandboxes, and waiting for the next change of one sandbox."""
 
 import asyncio
 from collections import defaultdict
@@ -11,18 +11,18 @@ type Find = Callable[[], Awaitable[Sandbox | None]]
 
 
 class ChangeListeners:
-    """Tells listeners of every stored change, and wakes those who wait for one."""
+    """Notifies listeners of every committed change, and wakes waiting tasks."""
 
     def __init__(self) -> None:
         self._listeners: list[OnChange] = []
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     def listen(self, listener: OnChange) -> None:
-        """Call `listener(before, after)` at each change; after is None once deleted."""
+        """Call `listener(before, after)` after each change; after is None once deleted."""
         self._listeners.append(listener)
 
     def announce(self, before: Sandbox, after: Sandbox | None) -> None:
-        """Tell of a change; call it after the change's transaction has committed."""
+        """Notify listeners of a change; call it after the change's transaction has committed."""
         for event in self._waiting.get(before.id, ()):
             event.set()
         for listener in self._listeners:
@@ -36,7 +36,7 @@ class ChangeListeners:
         *,
         time_limit: float,
     ) -> Sandbox | None:
-        """Return what `find` finds as soon as it is enough, or as it is at the time limit."""
+        """Return the result of `find` once `is_enough` accepts it, or at the time limit."""
         changed = asyncio.Event()
         self._waiting[sandbox_id].add(changed)
         try:

@@ -1,6 +1,6 @@
-"""Checkpoints: the files that sandboxes had before each turn of an agent, to which they can go back.
+"""Checkpoints: copies of a sandbox's files before each turn of an agent, for rolling back.
 
-They are kept by the backend, as a part of their sandbox, and go with it.
+Backends store them as part of their sandbox, and delete them with it.
 """
 
 import logging
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints(msgspec.Struct, eq=False):
-    """Has backends keep checkpoints, and has sandboxes go back to them."""
+    """Creates and lists checkpoints, and rolls sandboxes back to them."""
 
     calls: BackendCalls
     config: SandboxesConfig
 
     async def take(self, sandbox: Sandbox) -> None:
-        """Keep a checkpoint where that is wanted and can be done; a failure is only noted."""
+        """Create a checkpoint if enabled and supported; a failure is only logged."""
         if not self.config.checkpoints or sandbox.handle is None or not self._can_keep(sandbox):
             return
         handle, checkpoint_id = sandbox.handle, new_id()
@@ -44,16 +44,16 @@ class Checkpoints(msgspec.Struct, eq=False):
             log.warning("checkpoint not taken", extra=facts)
 
     async def of_sandbox(self, sandbox: Sandbox) -> Sequence[Checkpoint]:
-        """Return the checkpoints of a sandbox, the oldest first; none where there never are any."""
+        """Return the checkpoints of a sandbox, oldest first; empty if its backend supports none."""
         if sandbox.handle is None or not self._can_keep(sandbox):
             return ()
         async with self.calls.to(sandbox.backend) as backend:
             return await backend.checkpoints(sandbox.handle)
 
     async def roll_back(self, sandbox: Sandbox, checkpoint_id: str) -> None:
-        """Have a stopped sandbox go on with the files of a checkpoint; raises as the backend does."""
+        """Restore the files of a stopped sandbox from a checkpoint; raises the backend's errors."""
         if sandbox.handle is None:
-            raise Conflict("The sandbox was never made")
+            raise Conflict("The sandbox was never created")
         async with self.calls.to(sandbox.backend) as backend:
             await backend.roll_back(sandbox.handle, checkpoint_id)
 

@@ -1,4 +1,4 @@
-"""Unused sandboxes: finds them, says how they can be paused, and asks for it."""
+"""Unused sandboxes: finds them, tells how each can be paused, and sets its target."""
 
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from agentsvc.storage import Transaction
 
 
 class IdleSandboxes(msgspec.Struct, eq=False):
-    """Knows which sandboxes nobody uses, and asks for them to rest or to go."""
+    """Finds unused sandboxes, and pauses, stops or deletes them."""
 
     stores: SandboxStores
     registry: BackendRegistry
@@ -23,7 +23,7 @@ class IdleSandboxes(msgspec.Struct, eq=False):
     targets: Targets
 
     async def store_usage(self) -> None:
-        """Store when sandboxes were used since the last time."""
+        """Flush the times of last use to the database."""
         moments = self.usage.begin_flush()
         if not moments:
             return
@@ -34,41 +34,41 @@ class IdleSandboxes(msgspec.Struct, eq=False):
             raise
 
     async def find_unused(self) -> list[UnusedSandbox]:
-        """Return the sandboxes in which no agent runs and nothing starts, as far as is stored."""
+        """Return the sandboxes without a running agent or a start, according to the database."""
         return await self.stores.db.read(self.stores.uses.unused)
 
     def last_use(self, unused: UnusedSandbox) -> datetime:
         """Return when a sandbox was last used.
 
-        What runs may have been used while no server did; that time does not count as idle.
+        A running sandbox may have been used while the server was down, so downtime is not idle time.
         """
         noted = self.usage.latest(unused.id, unused.active_at)
         return max(noted, self.usage.since) if unused.may_pause else noted
 
     def possible_rests(self, unused: UnusedSandbox) -> dict[str, bool]:
-        """Say what could be done with the memory of a sandbox if it is paused, as `due` takes it."""
+        """Return whether a paused sandbox's memory can be reclaimed or hibernated, as `due` takes it."""
         return {
             "reclaims": can_reclaim(self.registry, unused.backend),
             "hibernates": can_hibernate(self.registry, unused.backend),
         }
 
     def takes_memory_here(self, unused: UnusedSandbox) -> bool:
-        """Whether a sandbox has its memory from this machine."""
+        """Return whether a sandbox occupies memory of this machine."""
         has_memory = unused.may_pause or unused.paused_as in TAKES_MEMORY
         return has_memory and self.registry.runs_here(unused.backend)
 
     async def is_culled(self, sandbox: Sandbox) -> bool:
-        """Whether it rests because nobody needed it, or to make room, and not for its user."""
+        """Return whether it rests because of an idle rule or to make room, not for its user."""
         return sandbox.target.is_rest and await self.stores.uses.is_culled(
             sandbox.id, self.stores.db
         )
 
     async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
-        """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
+        """Set the target of a sandbox unless it was used since; return whether it was set.
 
-        The next message resumes one that did not rest before. Where a backend cannot keep
-        their memory on disk it is pushed out, where it cannot stop them or do that they are paused, and
-        where it cannot do that either they are left alone.
+        The next message resumes the sandbox, unless its user had paused it before. If the backend
+        cannot hibernate it is reclaimed instead, if it cannot stop or reclaim it is paused, and if
+        it cannot pause either nothing changes.
         """
 
         async def body(tx: Transaction) -> bool:

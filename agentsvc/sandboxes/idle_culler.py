@@ -1,7 +1,7 @@
-"""Pauses, stops and removes what nobody uses, and makes room for who waits for it.
+"""Pauses, stops and deletes unused sandboxes, and makes room for queued ones.
 
-What is stored says which sandboxes may be idle; before one is touched its agent server is asked,
-and one that does not answer is left alone.
+The database tells which sandboxes may be idle; before one is changed its agent server is asked for
+running conversations, and a sandbox whose agent server does not answer is left alone.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _TASK: Final = "making room"
 
 
 class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
-    """Keeps to the rules for idle sandboxes."""
+    """Applies the idle rules."""
 
     sandboxes: Sandboxes
     agents: AgentClient
@@ -38,19 +38,19 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
     _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        """Make room for who waits for it."""
+        """Subscribe to sandboxes that wait for an idle one to be paused."""
         self.sandboxes.admission.on_wanted(self.make_room_soon)
 
     async def cull(self) -> None:
-        """Store what was used, and do what the rules say; called now and then."""
+        """Store the times of last use, and apply the idle rules; called periodically."""
         await self.sandboxes.idle.store_usage()
         for unused in await self.sandboxes.idle.find_unused():
             await self._apply(unused)
-        await self._relieve()
+        await self._free_memory()
         await self._make_room()
 
     def make_room_soon(self) -> None:
-        """Look in the background for a sandbox to pause, for one that waits."""
+        """Schedule pausing idle sandboxes for those that wait for room."""
         self.supervisor.spawn(_TASK, self._make_room)
 
     async def _apply(self, unused: UnusedSandbox) -> None:
@@ -64,8 +64,8 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
         if target is not None:
             await self._cull(unused.id, target)
 
-    async def _relieve(self) -> None:
-        """Let idle sandboxes rest deeper until this machine has memory again, one after the other."""
+    async def _free_memory(self) -> None:
+        """Free memory of idle sandboxes, one after the other, until enough is available."""
         if not self.config.min_available_memory:
             return
         since = now() - timedelta(seconds=self.config.min_idle_seconds)
@@ -86,13 +86,13 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
                     "memory low, idle sandbox culled",
                     extra={"sandbox_id": one.id, "available": available},
                 )
-                # What it had is free only then, and others are left alone if that is enough.
+                # Its memory is free only then; others are left alone if that is enough.
                 await self.sandboxes.wait_until_settled(one.id)
 
     async def _cull(self, sandbox_id: str, target: Target) -> bool:
-        """Pause, stop or remove a sandbox if it is really idle; say whether it was.
+        """Set the target of a sandbox if it is really idle; return whether it was set.
 
-        A failure is logged: it concerns no other sandbox.
+        Errors are logged and not raised, so that they do not affect other sandboxes.
         """
         asked_at = now()
         try:
@@ -108,7 +108,7 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
         return True
 
     async def _may_be_busy(self, sandbox: Sandbox) -> bool:
-        """Whether its agent server says that an agent runs, or says nothing."""
+        """Return whether its agent server reports a running agent, or does not answer."""
         if sandbox.phase is not Phase.RUNNING or sandbox.agent_url is None:
             return False
         agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
@@ -130,14 +130,14 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
 
 
 def defaults_of(config: SandboxesConfig) -> IdleRules:
-    """Return the rules for sandboxes of which neither spec nor user says anything."""
+    """Return the idle rules that apply unless a spec or user sets others."""
     return copy_to(IdleRules, config)
 
 
 async def rules_for(
     unused: UnusedSandbox, settings: SettingsStore, defaults: IdleRules
 ) -> IdleRules:
-    """Return the rules for one sandbox: its user's word wins, then its spec's."""
+    """Return the idle rules of one sandbox: its user's first, then its spec's, then `defaults`."""
     own = (await settings.get(unused.user_id)).sandbox_idle
     return own.over(unused.spec.idle).over(defaults)
 
@@ -150,32 +150,32 @@ def due(
     reclaims: bool = True,
     hibernates: bool = False,
 ) -> Target | None:
-    """Return what the rules want of a sandbox that was not used for this long, None for nothing.
+    """Return the target that the rules set for a sandbox idle for this long, or None.
 
-    Where its memory can be kept on no disk, it is pushed out at that age at the latest, and where
-    that cannot be either, it is paused.
+    If hibernation is due and not possible, the sandbox is reclaimed instead; if that is not
+    possible either, the rule for pausing applies.
     """
     if unused.phase in (None, Phase.STARTING):
         return None
-    if _is_over(rules.delete_after_seconds, idle):
+    if _is_exceeded(rules.delete_after_seconds, idle):
         return Target.DELETED
-    if unused.may_stop and _is_over(rules.stop_after_seconds, idle):
+    if unused.may_stop and _is_exceeded(rules.stop_after_seconds, idle):
         return Target.STOPPED
     may_hibernate = unused.may_pause or (hibernates and unused.may_hibernate)
     may_reclaim = unused.may_pause or (reclaims and unused.may_reclaim)
-    is_old = _is_over(rules.hibernate_after_seconds, idle)
+    is_old = _is_exceeded(rules.hibernate_after_seconds, idle)
     if is_old and may_hibernate:
         return Target.HIBERNATED
-    if may_reclaim and (is_old or _is_over(rules.reclaim_after_seconds, idle)):
+    if may_reclaim and (is_old or _is_exceeded(rules.reclaim_after_seconds, idle)):
         return Target.RECLAIMED
-    is_paused = unused.may_pause and _is_over(rules.pause_after_seconds, idle)
+    is_paused = unused.may_pause and _is_exceeded(rules.pause_after_seconds, idle)
     return Target.PAUSED if is_paused else None
 
 
 def deeper(
     unused: UnusedSandbox, *, reclaims: bool, hibernates: bool, stops: bool
 ) -> Target | None:
-    """Return the next deeper rest of a sandbox that takes memory, None where there is none."""
+    """Return the next target that frees memory of a sandbox, or None if none is possible."""
     if reclaims and (unused.may_pause or unused.may_reclaim):
         return Target.RECLAIMED
     if hibernates and (unused.may_pause or unused.may_hibernate):
@@ -185,5 +185,5 @@ def deeper(
     return Target.STOPPED if stops and unused.may_stop else None
 
 
-def _is_over(limit_seconds: float | None, idle: timedelta) -> bool:
+def _is_exceeded(limit_seconds: float | None, idle: timedelta) -> bool:
     return bool(limit_seconds) and idle >= timedelta(seconds=limit_seconds or 0)

@@ -1,4 +1,4 @@
-"""Images that are chosen, or built, for sandboxes, in the place of those of their specs."""
+"""Images chosen or built for sandboxes, in place of the image of their spec."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,19 +10,19 @@ from agentsvc.sandboxes.table import SandboxTable
 
 
 class Images(msgspec.Struct, eq=False):
-    """Has backends build and remove images, and knows which sandboxes run in one."""
+    """Builds and removes images at backends; keeps those that sandboxes run in."""
 
     calls: BackendCalls
     table: SandboxTable
 
     def can_use(self, spec: Spec) -> bool:
-        """Say whether sandboxes of a spec can run in another image."""
+        """Return whether sandboxes of a spec can run in another image."""
         return Capability.IMAGES in self.calls.registry.get(spec.backend).capabilities
 
     async def build(self, spec: Spec, image_id: str, build: ImageBuild) -> str:
         """Build an image for sandboxes of a spec and return its name.
 
-        Raises OrderRejected with what was said last where it cannot be built.
+        Raises OrderRejected with the last output of a build that failed.
         """
         return await self.calls.until_done(
             spec.backend, lambda backend: backend.build_image(image_id, build)
@@ -33,7 +33,7 @@ class Images(msgspec.Struct, eq=False):
     ) -> None:
         """Remove the images that are neither used nor the base of a sandbox.
 
-        What is used is asked for after what there is, so that nothing new is taken for unused.
+        Calls `used` after listing the images, so that a new image does not count as unused.
         """
         async with self.calls.to(backend) as lent:
             there = frozenset(await lent.images())

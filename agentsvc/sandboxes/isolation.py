@@ -1,7 +1,7 @@
-"""Default isolation, and the check at start that it is available.
+"""Default isolation and limits, and the check at startup that the isolation is available.
 
-Which level of isolation a backend is made for, and which limits it enforces, each backend says
-itself; here that is compared with the configuration. No I/O.
+Each backend declares its default isolation and the limits it enforces; this module compares both
+with the configuration. No I/O.
 """
 
 import os
@@ -16,37 +16,37 @@ from agentsvc.plugin import Isolation, Limits, Spec
 from agentsvc.sandboxes.plugin_loader import Backend
 from agentsvc.sandboxes.registry import BackendRegistry
 
-_OF_MACHINE: Final = 2
-"""One sandbox may have one part in so many of this machine's memory, unless its spec says more."""
+_MEMORY_DIVISOR: Final = 2
+"""A sandbox's default memory limit is at most this machine's memory divided by this number."""
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
-    """How sandboxes of a backend are held, here and now.
+    """Isolation and limits in force for the sandboxes of a backend on this system.
 
-    `default_isolation` is the level the backend is made for. `limits` are those that each sandbox
-    gets whose spec sets none, and `not_limited` names those that cannot be enforced here.
+    `default_isolation` is the level that the backend is designed for. `limits` apply to sandboxes
+    whose spec sets none, and `not_limited` names the limits that cannot be enforced here.
     """
 
     backend: str
     """Name of the backend"""
     isolation: Isolation
-    """How far its sandboxes are kept from everything else, here and now"""
+    """Isolation level of its sandboxes on this system"""
     default_isolation: Isolation
-    """How far they would be where the backend can do all it is made for"""
+    """Isolation level on a system with everything that the backend uses"""
     is_below_default: bool
-    """Whether they are kept less far than that"""
+    """Whether `isolation` is weaker than `default_isolation`"""
     reason: str
-    """Why, for administrators; empty otherwise"""
+    """Why the isolation is weaker, for administrators; empty otherwise"""
     remedy: str
-    """What to do about it, for administrators; empty otherwise"""
+    """How to get the default isolation, for administrators; empty otherwise"""
     limits: dict[str, int]
-    """Limits of each sandbox whose spec sets none, by name: bytes, processes, or thousandths of a
-    processor as the name says"""
+    """Limits of each sandbox whose spec sets none, by name; the name tells the unit: bytes,
+    processes, or thousandths of a processor"""
     not_limited: list[str]
     """Names of the limits that cannot be enforced here"""
 
     def describe(self) -> str:
-        """Say it on one line, as the server does when it is ready."""
+        """Return a one-line summary, as the server prints when it is ready."""
         level = f"isolation: {self.isolation}"
         if self.is_below_default:
             level += f", BELOW the default `{self.default_isolation}`"
@@ -57,36 +57,36 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def floor_of(backend: Backend, config: SandboxesConfig) -> Isolation:
-    """Return the least isolation that a sandbox of a backend may be started with."""
+    """Return the minimum isolation with which a sandbox of a backend may start."""
     floor = config.isolation.level or backend.default_isolation
     return floor if floor.meets(backend.least_isolation) else backend.least_isolation
 
 
 def with_floor(spec: Spec, floor: Isolation) -> Spec:
-    """Return the spec, asking for no less isolation than a floor."""
+    """Return the spec with its required isolation raised to at least the floor."""
     return spec if spec.isolation.meets(floor) else msgspec.structs.replace(spec, isolation=floor)
 
 
 def with_limits(spec: Spec, backend: Backend, config: SandboxesConfig) -> Spec:
-    """Return the spec with the limits by default for what it leaves open, as far as they hold.
+    """Return the spec with the default limits for those it leaves open, if the backend enforces them.
 
-    0 in a spec leaves out the limit by default.
+    0 in a spec disables the default limit.
     """
-    found = {**_default_limits(spec, backend, config), **_given(spec.limits)}
+    found = {**_default_limits(spec, backend, config), **_explicit_limits(spec.limits)}
     kept = {name: value or None for name, value in found.items()}
     return msgspec.structs.replace(spec, limits=Limits(**kept))
 
 
 def as_now(spec: Spec, backend: Backend, config: SandboxesConfig) -> Spec:
-    """Return the spec of a sandbox that is there, as it is to be started now.
+    """Return the spec of an existing sandbox with the current isolation floor and default limits.
 
-    It may be from before there was a floor, or have limits by default that hold here no longer.
+    Its stored spec may predate the floor, or have default limits that are not enforced any more.
     """
     enforced = backend.fences(spec).limits
     usual = msgspec.structs.asdict(config.limits)
     given = {
         name: value
-        for name, value in _given(spec.limits).items()
+        for name, value in _explicit_limits(spec.limits).items()
         if name in enforced or value != usual.get(name)
     }
     spec = msgspec.structs.replace(spec, limits=Limits(**given))
@@ -94,7 +94,7 @@ def as_now(spec: Spec, backend: Backend, config: SandboxesConfig) -> Spec:
 
 
 def protection_of(name: str, backend: Backend, spec: Spec, config: SandboxesConfig) -> Protection:
-    """Return how sandboxes of a spec are held at an open backend."""
+    """Return isolation and limits of sandboxes of a spec at an open backend."""
     fences = backend.fences(spec)
     limits = _default_limits(spec, backend, config)
     wanted = [field for field, value in msgspec.structs.asdict(config.limits).items() if value]
@@ -111,21 +111,21 @@ def protection_of(name: str, backend: Backend, spec: Spec, config: SandboxesConf
 
 
 def find_protections(registry: BackendRegistry, config: SandboxesConfig) -> list[Protection]:
-    """Return how sandboxes are held at each backend in use that is open, the default one first."""
+    """Return isolation and limits at each open backend in use, the default backend first."""
     found: dict[str, Protection] = {}
     for names, spec in _in_use(registry, config):
         for name, backend in _open(registry, names).items():
             one = protection_of(name, backend, spec, config)
-            # Of several specs at one backend the one that is held least counts.
+            # Of several specs at one backend the one with the weakest isolation counts.
             if name not in found or not one.isolation.meets(found[name].isolation):
                 found[name] = one
     return list(found.values())
 
 
 def check_isolation(registry: BackendRegistry, config: SandboxesConfig) -> None:
-    """Raise StartFailed where sandboxes in use would be isolated less than they have to be.
+    """Raise StartFailed if sandboxes of a spec in use would be isolated less than required.
 
-    A backend that is not open is left out: once it is, it refuses what it cannot hold.
+    A backend that is not open is skipped: once open, it rejects orders it cannot isolate enough.
     """
     for names, spec in _in_use(registry, config):
         there = _open(registry, names)
@@ -155,7 +155,7 @@ def _refusal(name: str, backend: Backend, spec: Spec, config: SandboxesConfig) -
 def _in_use(
     registry: BackendRegistry, config: SandboxesConfig
 ) -> Iterator[tuple[tuple[str, ...], Spec]]:
-    """Yield the default backend, and those that configured specs name, each with a spec of it."""
+    """Yield the default backend, and those of configured specs, each with a spec."""
     default = config.default_backend
     own = [spec for spec in registry.specs() if spec.backend == default]
     yield registry.members(default), own[0] if own else Spec(id="", backend=default)
@@ -167,13 +167,13 @@ def _open(registry: BackendRegistry, names: tuple[str, ...]) -> Mapping[str, Bac
     return {name: backend for name in names if (backend := registry.find(name)) is not None}
 
 
-def _given(limits: Limits) -> dict[str, Any]:
+def _explicit_limits(limits: Limits) -> dict[str, Any]:
     given = msgspec.structs.asdict(limits)
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _default_limits(spec: Spec, backend: Backend, config: SandboxesConfig) -> dict[str, int]:
-    """Return the limits by default that this backend enforces."""
+    """Return the default limits that this backend enforces."""
     fences = backend.fences(spec)
     found = {
         name: value
@@ -181,10 +181,10 @@ def _default_limits(spec: Spec, backend: Backend, config: SandboxesConfig) -> di
         if value and name in fences.limits
     }
     if not backend.runs_here:
-        # How large a disk elsewhere is, such as a volume of a cluster, is its backend's to say.
+        # The backend itself sets the size of a disk elsewhere, such as a volume of a cluster.
         found.pop("disk_bytes", None)
     if backend.default_isolation.meets(Isolation.CONTAINER):
-        # An engine sets its own for containers, and refuses more than it may give itself.
+        # A container engine sets its own limit, and rejects one above its own.
         found.pop("open_files", None)
     if "memory_bytes" in found:
         found["memory_bytes"] = min(_memory_bounds(found["memory_bytes"], backend, config))
@@ -196,4 +196,4 @@ def _memory_bounds(usual: int, backend: Backend, config: SandboxesConfig) -> Ite
     if config.max_memory_bytes:
         yield config.max_memory_bytes
     if backend.runs_here:
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _OF_MACHINE
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MEMORY_DIVISOR

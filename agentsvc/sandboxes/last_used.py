@@ -1,7 +1,7 @@
 """Tracks when each sandbox was last used; flushed to the database periodically.
 
-Use is what agents and people do: messages, events, requests to work ports, terminals that are
-open. To look whether something has happened is none.
+Messages, events, requests to work ports and open terminals count as use. Polling for news does
+not.
 """
 
 from collections import Counter
@@ -13,23 +13,23 @@ from agentsvc.base import now
 
 
 class ActivityTracker:
-    """Remembers what was used, and knows what is in use."""
+    """In-memory times of last use, and the sandboxes in use now."""
 
     def __init__(self) -> None:
         self.since = now()
-        """From when on it knows; the server did not see what was used before."""
+        """When tracking began, at server start; earlier use was not observed."""
         self._latest: dict[str, datetime] = {}
         self._in_use: Counter[str] = Counter()
         self._stored: dict[str, datetime] = {}
 
     def note(self, sandbox_id: str | None) -> None:
-        """Note that a sandbox is being used now."""
+        """Set the time of last use of a sandbox to now."""
         if sandbox_id is not None:
             self._latest[sandbox_id] = now()
 
     @contextmanager
     def hold(self, sandbox_id: str) -> Iterator[None]:
-        """Let a sandbox count as used for as long as this lasts."""
+        """Mark a sandbox as in use inside the context, so that no idle rule applies to it."""
         self._in_use[sandbox_id] += 1
         try:
             yield
@@ -40,19 +40,19 @@ class ActivityTracker:
             self.note(sandbox_id)
 
     def latest(self, sandbox_id: str, stored: datetime) -> datetime:
-        """Return when a sandbox was last used, given what is stored about it."""
+        """Return when a sandbox was last used; `stored` is the time in the database."""
         if sandbox_id in self._in_use:
             return now()
         noted = max(self._latest.get(sandbox_id, stored), self._stored.get(sandbox_id, stored))
         return max(noted, stored)
 
     def begin_flush(self) -> Mapping[str, datetime]:
-        """Return what is to be stored; it is remembered until the next one."""
+        """Return the times to store; they stay visible to `latest` until the next flush."""
         for sandbox_id in self._in_use:
             self.note(sandbox_id)
         self._stored, self._latest = self._latest, {}
         return self._stored
 
     def restore(self, moments: Mapping[str, datetime]) -> None:
-        """Keep what could not be stored for the next time."""
+        """Put back times that could not be stored, for the next flush."""
         self._latest = {**moments, **self._latest}

@@ -1,4 +1,4 @@
-"""Layers: kept copies of the files of sandboxes, with which other sandboxes begin."""
+"""Layers: stored copies of sandbox files that new sandboxes begin with."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,36 +12,36 @@ from agentsvc.sandboxes.table import SandboxTable
 
 
 class Layers(msgspec.Struct, eq=False):
-    """Has backends keep and remove layers, and knows which copy sandboxes."""
+    """Stores and removes layers at backends, and reports which backends can copy sandboxes."""
 
     calls: BackendCalls
     table: SandboxTable
 
     def can_keep(self, spec: Spec) -> bool:
-        """Say whether the backend of a spec keeps layers now; raises BackendUnavailable without one."""
+        """Return whether the spec's backend can store layers now; raises BackendUnavailable."""
         return not self.why_not_kept(spec)
 
     def why_not_kept(self, spec: Spec) -> str:
-        """Say why the backend of a spec keeps no layers now, or nothing; raises as `can_keep`."""
+        """Return why the spec's backend cannot store layers now, or ""; raises like `can_keep`."""
         backend = self.calls.registry.get(spec.backend)
         if Capability.LAYERS not in backend.capabilities:
             return f"the {backend.name} backend keeps none"
         return backend.why_no_copies()
 
     def can_copy(self, sandbox: Sandbox) -> bool:
-        """Say whether another sandbox can begin with the files of this one, whatever it does."""
+        """Return whether a new sandbox can begin with a copy of this one's files, in any phase."""
         backend = self.calls.registry.find(sandbox.backend)
         if backend is None or sandbox.handle is None:
             return False
         return Capability.COPIES in backend.capabilities and not backend.why_no_copies()
 
     async def keep(self, sandbox: Sandbox, layer_id: str, *, max_bytes: int) -> int:
-        """Keep a copy of the files of a stopped sandbox; return how many bytes it takes.
+        """Store a copy of the files of a stopped sandbox; return its size in bytes.
 
-        Raises Conflict unless it is stopped, OrderRejected for more than `max_bytes`.
+        Raises Conflict unless the sandbox is stopped, OrderRejected above `max_bytes`.
         """
         if sandbox.handle is None:
-            raise Conflict("The sandbox was never made")
+            raise Conflict("The sandbox was never created")
         handle = sandbox.handle
         return await self.calls.until_done(
             sandbox.backend,
@@ -51,9 +51,9 @@ class Layers(msgspec.Struct, eq=False):
     async def remove_unused(
         self, backend: str, used: Callable[[], Awaitable[frozenset[str]]]
     ) -> frozenset[str]:
-        """Remove the layers that are neither used nor about to be copied; return what there is.
+        """Remove the layers that are neither used nor about to be copied; return the others.
 
-        What is used is asked for after what there is, so that nothing new is taken for unused.
+        Calls `used` after listing the layers, so that a new layer does not count as unused.
         """
         async with self.calls.to(backend) as lent:
             there = frozenset(await lent.layers())

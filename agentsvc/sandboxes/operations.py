@@ -1,4 +1,4 @@
-"""Operations that a sandbox allows, by its phase and its backend's capabilities."""
+"""Operations that a sandbox supports, by its phase and its backend's capabilities."""
 
 from agentsvc.base import Unsupported
 from agentsvc.plugin import Capability, Phase
@@ -7,16 +7,16 @@ from agentsvc.sandboxes.state import Sandbox, Target
 
 
 def require(registry: BackendRegistry, sandbox: Sandbox, capability: Capability) -> None:
-    """Raise Unsupported where the backend of a sandbox lacks a capability.
+    """Raise Unsupported if the backend of a sandbox lacks a capability.
 
-    Raises BackendUnavailable where there is no such backend.
+    Raises BackendUnavailable if the backend is not open.
     """
     if capability not in registry.get(sandbox.backend).capabilities:
         raise Unsupported(f"The {sandbox.backend} backend cannot {capability} a sandbox")
 
 
 def possible(registry: BackendRegistry, sandbox: Sandbox, target: Target) -> Target | None:
-    """Return what comes nearest to a target and can be done to a sandbox, None for nothing."""
+    """Return the possible target nearest to the wanted one, or None."""
     if target is Target.STOPPED and not _is_stoppable(registry, sandbox):
         target = Target.PAUSED
     if target is Target.HIBERNATED and not can_hibernate(registry, sandbox.backend):
@@ -28,24 +28,24 @@ def possible(registry: BackendRegistry, sandbox: Sandbox, target: Target) -> Tar
 
 
 def can(registry: BackendRegistry, sandbox: Sandbox, capability: Capability) -> bool:
-    """Say whether the backend of a sandbox is there and has a capability."""
+    """Return whether the backend of a sandbox is open and has a capability."""
     found = registry.find(sandbox.backend)
     return found is not None and capability in found.capabilities
 
 
 def is_pausable(registry: BackendRegistry, sandbox: Sandbox) -> bool:
-    """Say whether a sandbox runs and can be paused."""
+    """Return whether a sandbox runs and can be paused."""
     return can(registry, sandbox, Capability.PAUSE) and sandbox.phase is Phase.RUNNING
 
 
 def can_reclaim(registry: BackendRegistry, backend: str) -> bool:
-    """Say whether a backend can push the memory of paused sandboxes out now."""
+    """Return whether a backend can swap out the memory of paused sandboxes now."""
     found = registry.find(backend)
     return found is not None and not found.why_no_reclaim()
 
 
 def can_hibernate(registry: BackendRegistry, backend: str) -> bool:
-    """Say whether a backend can keep the memory of paused sandboxes on disk now."""
+    """Return whether a backend can save the memory of paused sandboxes to disk now."""
     found = registry.find(backend)
     return found is not None and not found.why_no_hibernate()
 

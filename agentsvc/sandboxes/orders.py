@@ -1,4 +1,4 @@
-"""Builds the order for a backend from a spec and the sandbox's own agent server. Pure."""
+"""Builds the order for a backend from a sandbox, its spec and the callback settings. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -14,7 +14,7 @@ from agentsvc.settings import Settings, llm_of
 
 WEBHOOK_PATH: Final = "/api/v1/webhooks"
 
-# What was tried so often goes back to the head of the queue and is tried again, for ever.
+# After this many retries the agent server requeues the batch at the head, so it retries forever.
 _WEBHOOK_RETRIES: Final = 1
 _WEBHOOK_RETRY_SECONDS: Final = 1
 _WEBHOOK_QUEUE: Final = 10_000
@@ -24,16 +24,16 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent server reports to this server."""
 
     internal_url: str
-    """Where a sandbox reaches this server, without a slash at the end."""
+    """URL at which a sandbox reaches this server, without a trailing slash."""
     flush_seconds: float
-    """How long an event may wait for company before it is sent."""
+    """How long an event may be buffered before it is sent."""
     buffer_size: int = 50
-    """How many events are sent together at the most."""
+    """Maximum number of events in one request."""
     git_hosts: tuple[str, ...] = ()
-    """Private git hosts; those on this machine's loopback interface are reached from sandboxes."""
+    """Private git hosts; sandboxes may reach those on this machine's loopback interface."""
 
     def seen_at(self, backend: RuntimeBackend[Any]) -> "CallbackRules":
-        """Return the same with the URL of this server as sandboxes of a backend see it."""
+        """Return a copy with the URL at which sandboxes of a backend reach this server."""
         url = backend.inside_url(self.internal_url)
         return msgspec.structs.replace(self, internal_url=url)
 
@@ -41,10 +41,10 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
 def with_models(
     spec: Spec, settings: Settings | None, known: Iterable[str] = (), *, of_admin: bool = False
 ) -> Spec:
-    """Return the spec, reaching the models of its user whatever its network.
+    """Return the spec with access to the hosts of its user's models, whatever its network.
 
-    At a `known` host, as `allow_hosts` names them, one may be anywhere, else at public addresses;
-    those of administrators may be on this machine's loopback interface, too.
+    A `known` host, in the syntax of `allow_hosts`, may have any address, other hosts public ones
+    only; hosts of an administrator's models may also be on this machine's loopback interface.
     """
     if settings is None:
         return spec
@@ -55,7 +55,7 @@ def with_models(
     def is_known(text: str) -> bool:
         return not policy.refuse_host(*_split(text))
 
-    # Any service of this machine could be called a model.
+    # Otherwise a user could reach any service on this machine by configuring it as a model.
     named = [text for text in hosts if _is_host(text)]
     own = [text for text in named if of_admin or is_known(text) or not _is_local(text)]
     found = dict.fromkeys((*spec.models, *own))
@@ -68,9 +68,9 @@ def with_models(
 
 
 def with_local_hosts(spec: Spec, hosts: Iterable[str]) -> Spec:
-    """Return the spec; an open one reaches those of these hosts that are on this machine.
+    """Return the spec; with an open network it may reach those of these hosts on the loopback interface.
 
-    They are named as `allow_hosts` names them, with a port, since that is what leads there.
+    Hosts are in the syntax of `allow_hosts`, with a port.
     """
     if spec.network is not Network.OPEN:
         return spec
@@ -79,7 +79,7 @@ def with_local_hosts(spec: Spec, hosts: Iterable[str]) -> Spec:
 
 
 def _is_host(text: str) -> bool:
-    # A base URL may have anything for a host; only what is one can be reached.
+    # The host of a base URL may be any text; ignore an invalid one.
     try:
         return _split(text)[1] > 0
     except BadHost:
@@ -97,16 +97,17 @@ def _split(text: str) -> tuple[str | Address, int]:
 
 
 def make_dormant_order(spare_id: str, spec: Spec, key: Secret, rules: CallbackRules) -> Order:
-    """Return the order for a sandbox of which nobody knows yet for whom it is.
+    """Return the order for a sandbox that has no user yet.
 
-    Its agent server takes nothing before it has heard that key and what `make_identity` returns.
+    Its agent server accepts no requests before it is initialized with that key and the result of
+    `make_identity`.
     """
     env = {**_environment(rules), **spec.env, "OH_DEFERRED_INIT": "1"}
     return _ordered(spare_id, spec, env, {"OH_SECRET_KEY": key})
 
 
 def make_identity(session_key: Secret, rules: CallbackRules) -> dict[str, object]:
-    """Return what an agent server is told that was started for nobody."""
+    """Return the settings that initialize the agent server of a warm pool sandbox."""
     key = session_key.reveal()
     return {
         "session_api_keys": [key],
@@ -116,9 +117,9 @@ def make_identity(session_key: Secret, rules: CallbackRules) -> dict[str, object
 
 
 def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, Secret]) -> Order:
-    """Return the order for a sandbox; the same sandbox gives the same order each time.
+    """Return the order for a sandbox; deterministic for the same sandbox.
 
-    `client_env` is what the client asked for besides; what the spec says stays.
+    `client_env` are variables that the client added; those of the spec take precedence.
     """
     spec = sandbox.spec
     key = sandbox.session_key.reveal()
@@ -131,8 +132,8 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
         {
             **{name: value for name, value in client_env.items() if name not in spec.env},
             "OH_SESSION_API_KEYS_0": Secret(key),
-            # The agent server encrypts what it stores with this one. It is not the session key
-            # itself, so that a new session key would not make its files unreadable.
+            # The agent server encrypts its files with this key. It is not the session key itself,
+            # so that a new session key would not make its files unreadable.
             "OH_SECRET_KEY": Secret(_files_key(key)),
         },
     )
@@ -144,8 +145,8 @@ def _environment(rules: CallbackRules) -> dict[str, str]:
         "TZ": "UTC",
         **AGENT_OUTPUT,
         "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
-        # There is one agent server on these files at a time. With leases, the next one could take
-        # one that was killed for itself, and would leave its conversations alone for 45 s.
+        # Only one agent server uses these files at a time. With leases, a new one could take a
+        # killed predecessor for another owner, and would not load its conversations for 45 s.
         "OH_LEASE_TTL_SECONDS": "0",
     }
 
@@ -169,6 +170,6 @@ def _ordered(
     sandbox_id: str, spec: Spec, env: Mapping[str, str], secret_env: Mapping[str, Secret]
 ) -> Order:
     if any(port.name == AGENT_PORT for port in spec.ports):
-        # By it, programs in the sandbox find the agent server beside them.
+        # Programs in the sandbox use it to find the agent server.
         env = {"AGENT_SERVER_PORT": f"{{port.{AGENT_PORT}}}", **env}
     return copy_to(Order, spec, sandbox_id=sandbox_id, env=dict(env), secret_env=dict(secret_env))

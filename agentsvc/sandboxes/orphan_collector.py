@@ -1,4 +1,4 @@
-"""Looking at all sandboxes now and then: what is known is looked at, orphans are removed."""
+"""The sweep: scans all backends, wakes the reconciler for known sandboxes, removes orphans."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,28 +18,28 @@ from agentsvc.sandboxes.stores import SandboxStores
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 2
-"""So many are looked at together, so that looking costs little and keeps nobody waiting."""
-_SOON_SECONDS: Final = 0.05
-"""Within this much they are looked at where a look needs no more than this machine."""
-_AT_ONCE_WHEN_SLOW: Final = 64
-"""So many once some were not."""
-_WAIT_SECONDS: Final = 1.0
-"""How long these wait for those before them."""
+_BATCH: Final = 2
+"""Batch size of the sweep; small, so that it delays no other work."""
+_BATCH_SECONDS: Final = 0.05
+"""Wait for a batch; a check of a local sandbox takes no longer."""
+_SLOW_BATCH: Final = 64
+"""Batch size after a batch has timed out."""
+_SLOW_BATCH_SECONDS: Final = 1.0
+"""Wait for each of these larger batches."""
 
 type _Key = tuple[str, str]
 
 
 class _Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend has."""
+    """The sandboxes that a scan of a backend found."""
 
     found: Mapping[str, Found]
     is_whole: bool = True
-    """Whether what is not found is not there."""
+    """Whether the scan is complete: a sandbox not found does not exist."""
 
 
 class OrphanCollector(msgspec.Struct, eq=False):
-    """Compares what backends have with what the table says."""
+    """Compares the sandboxes of backends with the rows of the database."""
 
     stores: SandboxStores
     calls: BackendCalls
@@ -54,9 +54,9 @@ class OrphanCollector(msgspec.Struct, eq=False):
         return timedelta(seconds=self.config.orphan_grace_seconds)
 
     async def sweep(self) -> None:
-        """Look at every sandbox; a backend that cannot be scanned changes nothing.
+        """Check every sandbox; skip backends that cannot be scanned.
 
-        Of one that is away in part, what it has is looked at, and nothing counts as not there.
+        After a partial scan, only what was found is used, and nothing counts as missing.
         """
         names = {*await self.stores.sandboxes.backends(), *self.calls.registry.names()}
         for name in sorted(names):
@@ -69,11 +69,11 @@ class OrphanCollector(msgspec.Struct, eq=False):
             await self._remove_orphans(name, scan, {sandbox.id for sandbox in known} | warm_pool)
 
     def failed_removals(self) -> list[Removal]:
-        """Return the orphans that could not be removed so far."""
+        """Return the orphans whose removal has failed so far."""
         return list(self._failed.values())
 
     def unreachable(self) -> frozenset[str]:
-        """Return the backends that could not be scanned when that was last tried."""
+        """Return the backends whose last scan failed."""
         return frozenset(self._unreachable)
 
     async def _scan(self, name: str) -> _Scan | None:
@@ -102,12 +102,12 @@ class OrphanCollector(msgspec.Struct, eq=False):
         )
 
     async def _check(self, known: Sequence[SandboxSummary], found: Mapping[str, Found]) -> None:
-        at_once, wait_seconds = _AT_ONCE, _SOON_SECONDS
+        at_once, wait_seconds = _BATCH, _BATCH_SECONDS
         woken = 0
         for sandbox in known:
             if woken == at_once:
                 if not await self.reconciler.catch_up(wait_seconds):
-                    at_once, wait_seconds = _AT_ONCE_WHEN_SLOW, _WAIT_SECONDS
+                    at_once, wait_seconds = _SLOW_BATCH, _SLOW_BATCH_SECONDS
                 woken = 0
             if sandbox.handle is None and sandbox.id in found:
                 await self._add_handle(found[sandbox.id])
@@ -126,7 +126,7 @@ class OrphanCollector(msgspec.Struct, eq=False):
                 self._failed.pop(key, None)
         for key in sorted(unknown):
             since = self._orphans.setdefault(key, steady_now())
-            # It may have been ordered after the table was read.
+            # It may have been ordered after the rows were read.
             if steady_now() - since >= self._grace and not await self._is_known(key[1]):
                 await self._remove_orphan(key, found[key[1]])
 
@@ -142,7 +142,7 @@ class OrphanCollector(msgspec.Struct, eq=False):
             async with self.calls.to(name) as backend:
                 await backend.delete(orphan.handle)
         except AgentsvcError as exc:
-            # Tried again after as long a time, not at each sweep.
+            # Retry after another grace period, not at each sweep.
             self._orphans[key] = steady_now()
             earlier = self._failed.get(key)
             self._failed[key] = Removal(
@@ -158,5 +158,5 @@ class OrphanCollector(msgspec.Struct, eq=False):
 
 
 def _by_id(found: Iterable[Found]) -> dict[str, Found]:
-    # What is not ours may have any name, and its name leads to a file.
+    # A foreign sandbox may have any name; ids become file names, so ignore invalid ones.
     return {one.handle.sandbox_id: one for one in found if is_sandbox_id(one.handle.sandbox_id)}

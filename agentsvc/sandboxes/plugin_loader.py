@@ -1,4 +1,4 @@
-"""Finds, loads and checks plugins; knows what backends and specs they offer; tells them events.
+"""Finds, loads and validates plugins, collects their backends and specs, and sends them events.
 
 Nothing else imports a plugin or a backend class by name. What a plugin may do is in
 `agentsvc.plugin.hookspecs`; what a backend must do is in `agentsvc.plugin.backend`.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 BUILT_IN: Final = "built-in"
 EVENT_SECONDS: Final = 5.0
-"""How long a plugin may take over one event."""
+"""Timeout of a plugin's handler for one event."""
 
 _QUEUE_SIZE = 1000
 
@@ -47,7 +47,7 @@ type BackendType = type[RuntimeBackend[Any]]
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
-    """One plugin that was loaded, and what it offers."""
+    """A loaded plugin and the hooks, backends and specs it provides."""
 
     name: str
     version: str
@@ -59,10 +59,10 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
-    """Return what the packages of this Python offer as plugins; looks at all of them.
+    """Yield the plugin entry points of all installed distributions.
 
-    Where a package is there twice, the one that Python imports counts. A damaged package that
-    offers nothing does no harm.
+    If a distribution is installed twice, the one that Python imports counts. A damaged
+    distribution without such entry points is ignored.
     """
     names = {
         re.sub(r"[-_.]+", "-", found.name).lower()
@@ -97,11 +97,11 @@ class PluginHost:
     ) -> "PluginHost":
         """Load the built-in plugins, those of installed packages, then those of each directory.
 
-        Raises StartFailed for whatever does not import, does not fit, or exists twice: a plugin
-        that is silently absent costs more than a start that fails. Names in `disable` are not
-        even imported. `points` is what installed packages offer, for who has looked already.
-        With `kinds`, those of the backends that are configured, the plugins are left out whose
-        manifests say that a server with these settings and this environment needs them not.
+        Raises StartFailed for a plugin that cannot be imported, is invalid, or exists twice: a plugin
+        that is silently absent costs more than a start that fails. Plugins in `disable` are not even
+        imported. `points` are the entry points of installed packages, if the caller has them already.
+        With `kinds`, the kinds of the configured backends, plugins are skipped if their manifests
+        say that a server with these settings and this environment does not need them.
         """
         keep_old_names()
         host = cls(is_traced=is_traced)
@@ -121,13 +121,13 @@ class PluginHost:
         return host
 
     def add(self, name: str, plugin: object, *, version: str, origin: str) -> None:
-        """Register one plugin and collect what it offers; raises StartFailed."""
+        """Register a plugin and collect its backends and specs; raises StartFailed."""
         if name in self._plugins:
             raise StartFailed(
                 f"Two plugins are called `{name}`: {self._plugins[name].origin} and {origin}",
                 hint=f"put `{name}` into plugins.disable or remove one of them",
             )
-        with _blame(name, origin):
+        with _naming_plugin(name, origin):
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
             added = Plugin(
@@ -146,35 +146,35 @@ class PluginHost:
     def add_file(self, file: PluginFile) -> None:
         """Import a plugin and register it; raises StartFailed."""
         origin = BUILT_IN if file in bundled() else str(file.path)
-        with _blame(file.name, origin):
+        with _naming_plugin(file.name, origin):
             module = import_file(file.name, file.path)
         version = str(getattr(module, "__version__", ""))
         self.add(file.name, module, version=version, origin=origin)
 
     def plugins(self) -> list[Plugin]:
-        """Return the plugins in the order they were loaded."""
+        """Return the plugins in load order."""
         return list(self._plugins.values())
 
     def backend_types(self) -> dict[str, BackendType]:
-        """Return the backend classes by name, those of another API version included."""
+        """Return the backend classes by name, including those for another API version."""
         return {kind.name: kind for plugin in self.plugins() for kind in plugin.backends}
 
     def specs(self) -> list[Spec]:
-        """Return the specs that plugins offer."""
+        """Return the specs that plugins provide."""
         return [spec for plugin in self.plugins() for spec in plugin.specs]
 
     def extensions(self) -> list[tuple[str, type]]:
-        """Return what plugins add to the server, each with the name of its plugin."""
+        """Return the server extensions of plugins, each with its plugin's name."""
         return list(self._offered("agentsvc_register_extensions"))
 
     def commands(self) -> list[tuple[str, Any]]:
-        """Return the subcommands that plugins offer, each with the name of its plugin."""
+        """Return the subcommands that plugins provide, each with its plugin's name."""
         return list(self._offered("agentsvc_register_commands"))
 
     def listeners(self) -> list[tuple[str, pluggy.HookCaller]]:
         """Return a caller of `agentsvc_on_event` for each plugin that implements it."""
         return [
-            (plugin.name, self._only(plugin.name, "agentsvc_on_event"))
+            (plugin.name, self._caller_for(plugin.name, "agentsvc_on_event"))
             for plugin in self.plugins()
             if "agentsvc_on_event" in plugin.hooks
         ]
@@ -183,25 +183,25 @@ class PluginHost:
         distribution = point.dist
         origin = distribution.name if distribution else point.value
         version = distribution.version if distribution else ""
-        with _blame(point.name, origin):
+        with _naming_plugin(point.name, origin):
             plugin = point.load()
         self.add(point.name, plugin, version=version, origin=origin)
 
     def _callers(self, plugin: object) -> list[pluggy.HookCaller]:
         return self._manager.get_hookcallers(plugin) or []
 
-    def _only(self, name: str, hook: str) -> pluggy.HookCaller:
+    def _caller_for(self, name: str, hook: str) -> pluggy.HookCaller:
         others = [other for key, other in self._manager.list_name_plugin() if key != name]
         return self._manager.subset_hook_caller(hook, others)
 
     def _collect(self, name: str, hook: str) -> Iterator[Any]:
-        for offered in self._only(name, hook)():
+        for offered in self._caller_for(name, hook)():
             yield from offered
 
     def _offered(self, hook: str) -> Iterator[tuple[str, Any]]:
         for plugin in self.plugins():
             if hook in plugin.hooks:
-                with _blame(plugin.name, plugin.origin):
+                with _naming_plugin(plugin.name, plugin.origin):
                     offers = list(self._collect(plugin.name, hook))
                 yield from ((plugin.name, offer) for offer in offers)
 
@@ -221,32 +221,32 @@ class PluginHost:
 
 
 class Notifier:
-    """Tells plugins what has happened, each of them in order and at its own pace."""
+    """Sends events to plugins; each has its own queue and receives events in order."""
 
     def __init__(self, host: PluginHost, *, time_limit: float = EVENT_SECONDS) -> None:
         self._listeners = [_Listener(name, call, time_limit) for name, call in host.listeners()]
 
     @property
     def has_listeners(self) -> bool:
-        """Whether any plugin wants to hear events."""
+        """Whether any plugin listens for events."""
         return bool(self._listeners)
 
     def publish(self, event: Event) -> None:
-        """Have an event told soon; call it after the event's transaction has committed."""
+        """Queue an event for all plugins; call it after the event's transaction has committed."""
         for listener in self._listeners:
             listener.publish(event)
 
     async def run(self) -> None:
-        """Tell published events until cancelled."""
+        """Deliver queued events until cancelled."""
         await asyncio.gather(*(listener.run() for listener in self._listeners))
 
     async def tell(self, event: Event) -> None:
-        """Tell every plugin one event; a failure or a hang harms nobody else and is logged."""
+        """Deliver one event to every plugin; a failure or timeout is logged and affects no other."""
         await asyncio.gather(*(listener.tell(event) for listener in self._listeners))
 
 
 class _Listener:
-    """One plugin that hears events, and those it was not told yet."""
+    """A plugin that listens for events, with its queue of undelivered ones."""
 
     def __init__(self, name: str, call: pluggy.HookCaller, time_limit: float) -> None:
         self._name = name
@@ -274,7 +274,7 @@ class _Listener:
                     if inspect.isawaitable(result):
                         await result
         except asyncio.CancelledError:
-            # It may be that of something the plugin waited for.
+            # The plugin may have awaited something that was cancelled.
             if is_cancelled():
                 raise
             log.warning("plugin failed", extra={"plugin": self._name, "event": event.kind})
@@ -286,7 +286,7 @@ class _Listener:
 
 
 @contextmanager
-def _blame(name: str, origin: str) -> Iterator[None]:
+def _naming_plugin(name: str, origin: str) -> Iterator[None]:
     try:
         yield
     except StartFailed as exc:
@@ -304,12 +304,12 @@ def _check_class(kind: BackendType) -> None:
     wanted: dict[str, type] = {"name": str, "api_version": int, "capabilities": frozenset}
     for attribute, expected in wanted.items():
         if not isinstance(getattr(kind, attribute, None), expected):
-            raise StartFailed(f"{kind.__name__} does not say its `{attribute}`")
+            raise StartFailed(f"{kind.__name__} does not define its `{attribute}`")
     if not all(isinstance(item, Capability) for item in kind.capabilities):
-        raise StartFailed(f"{kind.__name__} has a capability that does not exist")
+        raise StartFailed(f"{kind.__name__} has an unknown capability")
     config = getattr(kind, "Config", None)
     if not (isinstance(config, type) and issubclass(config, msgspec.Struct)):
-        raise StartFailed(f"{kind.__name__} does not say its `Config`")
+        raise StartFailed(f"{kind.__name__} does not define its `Config`")
     if not config.__struct_config__.forbid_unknown_fields:
         raise StartFailed(f"{kind.__name__}.Config must set forbid_unknown_fields")
 
@@ -326,5 +326,5 @@ def _trace_result(
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as they are written into a message."""
+    """Return names sorted and joined for a message, "none" if there are none."""
     return ", ".join(sorted(names)) or "none"

@@ -12,21 +12,21 @@ from agentsvc.sandboxes.state import Sandbox
 
 
 class PriorityManager(msgspec.Struct, eq=False):
-    """Tells backends, and remembers which of them have to be told when it is over."""
+    """Tells backends which sandboxes run at lower priority, and when that ends."""
 
     calls: BackendCalls
     slots: StartSlots
     _begun: dict[str, Sandbox] = {}
-    """What has begun since nobody started."""
+    """Sandboxes whose start has ended while other starts were still in progress."""
     _notified: set[str] = set()
     _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     def add(self, begun: Sandbox) -> None:
-        """Let this one give way, too, until nobody starts."""
+        """Lower the priority of this sandbox, too, until no start is in progress."""
         self._begun[begun.id] = begun
 
     async def apply(self) -> None:
-        """Tell backends who is to give way now; one that cannot be told is told the next time."""
+        """Send backends their sandboxes of lower priority; a failed call is retried next time."""
         if self.slots.is_over:
             self._begun.clear()
         sandboxes = list(self._begun.values())

@@ -1,7 +1,7 @@
-"""Bringing each sandbox to its target, step by step, in the background.
+"""The reconciler: takes each sandbox to its target, step by step, in background tasks.
 
-`next_action` decides; here it is done, and what was seen is stored. A sandbox has one task at the
-most, so a backend gets one changing call for it at a time.
+`next_action` decides the step; this module executes it and stores the backend's report. A sandbox
+has at most one task, so its backend gets one changing call for it at a time.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from agentsvc.storage import Transaction
 log = logging.getLogger(__name__)
 
 LOG_LINES: Final = 15
-"""How much of what a sandbox wrote goes with the news that it failed."""
+"""How many log lines of a sandbox are appended to the reason of its failure."""
 
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 1.0
@@ -64,7 +64,7 @@ _MAY_HAVE_ENDED: Final = (
     Action.STOP,
     Action.RESUME,
 )
-"""What a backend refuses where the sandbox has ended meanwhile."""
+"""Actions that a backend rejects with Conflict if the sandbox has ended meanwhile."""
 _PAUSED_AS: Final = {
     Action.STOP: PausedAs.STOPPED,
     Action.RECLAIM: PausedAs.RECLAIMED,
@@ -73,7 +73,7 @@ _PAUSED_AS: Final = {
 
 
 class _Progress(Enum):
-    """How a step ended."""
+    """The outcome of a step."""
 
     SETTLED = auto()
     MOVING = auto()
@@ -81,7 +81,7 @@ class _Progress(Enum):
 
 
 class Reconciler(msgspec.Struct, kw_only=True, eq=False):
-    """Takes sandboxes from what was last seen of them to what is wanted."""
+    """Takes sandboxes from their last observed state to their target."""
 
     stores: SandboxStores
     calls: BackendCalls
@@ -96,20 +96,20 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
     _has_seen: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def deadline(self) -> datetime:
-        """Return until when a sandbox may take that starts now."""
+        """Return the deadline of a start that begins now."""
         return steady_now() + timedelta(seconds=self.config.start_seconds)
 
     def wake(self, sandbox_id: str) -> None:
-        """Bring a sandbox to its target in the background; one that waits goes on at once."""
+        """Start the task that takes a sandbox to its target, or wake it from its pause."""
         self._unseen.add(sandbox_id)
         self._wakes.setdefault(sandbox_id, asyncio.Event()).set()
         if (reclaim := self._reclaims.pop(sandbox_id, None)) is not None:
-            # It may be wanted again; if not, the next one has little left to do.
+            # The sandbox may have to resume; otherwise the next reclaim has little left to do.
             reclaim.reschedule(0)
         self.supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
 
     async def catch_up(self, time_limit: float) -> bool:
-        """Wait until each that was woken has been looked at once, or for so long; say which."""
+        """Wait until each woken sandbox has had one step; return False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(time_limit):
                 while self._unseen:
@@ -152,7 +152,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             has_handle=sandbox.handle is not None,
             paused_as=sandbox.paused_as,
         )
-        rest = await self._rest(sandbox, action)
+        rest = await self._outcome_without_step(sandbox, action)
         if rest is not None:
             return rest
         try:
@@ -165,20 +165,20 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         except AgentsvcError as exc:
             return await self._fail(sandbox, action, exc)
 
-    async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
-        """Return how it ends where nothing is to be done now, None where something is."""
+    async def _outcome_without_step(self, sandbox: Sandbox, action: Action) -> _Progress | None:
+        """Return the outcome if no step is due now, or None if one is."""
         if sandbox.target is Target.DELETED:
             due_at, moment = await self.stores.uses.find_removal_due(sandbox.id), now()
-            # What waits longer was put off while the clock was wrong.
+            # A later time was stored while the clock was wrong.
             latest = moment + timedelta(seconds=_REMOVAL_RETRY_SECONDS)
             return _Progress.BLOCKED if due_at and moment < due_at <= latest else None
-        # What runs and is to run does not wait for room.
+        # A sandbox that runs already does not wait for room.
         is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
         if action is Action.REST or (
             not is_content and await self.stores.uses.is_waiting(sandbox.id)
         ):
             return _Progress.SETTLED
-        # It is made when it is the turn of the start that asked for it.
+        # It is created when its start gets a slot.
         is_deferred = sandbox.handle is None and self.slots.is_deferred(sandbox.id)
         return _Progress.SETTLED if is_deferred else None
 
@@ -199,7 +199,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             "sandbox cannot be started" if is_over else "backend unavailable, sandbox state kept"
         )
         await self._note_failure(sandbox, exc, event, is_final=is_over)
-        # One that was seen at its target waits for the sweep; others are tried again soon.
+        # A sandbox last observed at its target waits for the sweep; others are retried soon.
         return _Progress.SETTLED if is_over or sandbox.is_settled else _Progress.BLOCKED
 
     async def _run_action(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
@@ -208,7 +208,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         except Conflict:
             if sandbox.handle is None or action not in _MAY_HAVE_ENDED:
                 raise
-            # It may have ended since it was last seen; then that is the news.
+            # The sandbox may have ended since the last report; then return the new one.
             report = await backend.inspect(sandbox.handle)
             if not _has_ended(sandbox, report):
                 raise
@@ -240,7 +240,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         return handle
 
     async def _reclaim(self, backend: Backend, handle: Handle) -> None:
-        """Have memory pushed out until that is done, or the sandbox is woken."""
+        """Reclaim memory until the backend has finished, or until `wake` interrupts it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as until_woken:
                 self._reclaims[handle.sandbox_id] = until_woken
@@ -283,15 +283,15 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
             report = await self.warm_pool.awaken(sandbox, report)
-        # One that ran may have no time for an answer now, as others need the machine, and one that
-        # rested was told to go on only just now, however long its backend was away.
+        # A running sandbox may answer late when the machine is busy, and a paused one was resumed
+        # only just now, however long its backend was unavailable.
         is_start = sandbox.phase in (None, Phase.STARTING, Phase.FAILED)
         if is_start and report.phase is Phase.STARTING and sandbox.ready_by < steady_now():
-            report = await self._too_late(sandbox, report)
+            report = await self._fail_overdue(sandbox, report)
         floor = with_floor(sandbox.spec, least).isolation
         if report.phase is Phase.RUNNING and not (report.isolation or Isolation.NONE).meets(floor):
-            report = await self._too_weak(sandbox, report, floor)
-        if await self._is_unmade(sandbox, report):
+            report = await self._fail_isolation(sandbox, report, floor)
+        if await self._replace_failed_spare(sandbox, report):
             return _Progress.MOVING
         is_news = (report.phase, report.reason, report.paused_as) != (
             sandbox.phase,
@@ -313,20 +313,20 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
                 extra={
                     "sandbox_id": sandbox.id,
                     "phase": str(report.phase),
-                    # What follows is what the sandbox itself wrote, and no matter of ours.
+                    # The following lines are output of the sandbox.
                     "reason": report.reason.partition("\n")[0],
                 },
             )
-        # One that was just told to do so does not do more, whatever it says.
+        # Count the action as done, so that it is not repeated if the report says otherwise.
         paused_as = _PAUSED_AS.get(action, report.paused_as)
         if is_settled(sandbox.target, report.phase, paused_as=paused_as):
             return _Progress.SETTLED
         return _Progress.MOVING
 
-    async def _is_unmade(self, sandbox: Sandbox, report: Report) -> bool:
-        """Remove what was started for nobody and failed before it was told for whom it is.
+    async def _replace_failed_spare(self, sandbox: Sandbox, report: Report) -> bool:
+        """Remove a claimed spare that failed before its agent server was initialized.
 
-        The sandbox is then made in the usual way.
+        Returns True if so; the sandbox is then created in the usual way.
         """
         has_failed = report.phase in (Phase.FAILED, Phase.GONE)
         if not has_failed or not await self.warm_pool.is_unassigned(sandbox.id):
@@ -345,19 +345,20 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         return True
 
     async def _adopt_key(self, sandbox: Sandbox, key: Secret) -> None:
-        """Store the key that the other side made for a sandbox; raises BackendBroken."""
+        """Store a session key made by the backend; raises BackendBroken if another sandbox has it."""
 
         async def store(tx: Transaction) -> None:
             other = await self.stores.sandboxes.find_by_key_hash(sha256(key.reveal()), tx)
             if other is not None and other.id != sandbox.id:
                 raise BackendBroken(
-                    "The backend reports the key of another sandbox", detail=f"that of {other.id}"
+                    "The backend reports the session key of another sandbox",
+                    detail=f"that of {other.id}",
                 )
             await self.stores.sandboxes.set_session_key(tx, sandbox.id, key)
 
         await self._write(sandbox, store)
 
-    async def _too_late(self, sandbox: Sandbox, report: Report) -> Report:
+    async def _fail_overdue(self, sandbox: Sandbox, report: Report) -> Report:
         reason = (
             f"it did not answer within {self.config.start_seconds:g} s;"
             " raise `sandboxes.start_seconds` if it needs longer"
@@ -368,7 +369,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         await self._halt(sandbox)
         return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
 
-    async def _too_weak(self, sandbox: Sandbox, report: Report, floor: Isolation) -> Report:
+    async def _fail_isolation(self, sandbox: Sandbox, report: Report, floor: Isolation) -> Report:
         level = report.isolation or Isolation.NONE
         await self._halt(sandbox)
         return msgspec.structs.replace(
@@ -380,7 +381,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         )
 
     async def _halt(self, sandbox: Sandbox) -> None:
-        """Keep a sandbox that counts as failed from using more time; its files stay."""
+        """Pause a failed sandbox at its backend, so that it uses no more processor time."""
         found = await self.stores.sandboxes.find(sandbox.id)
         if found is None or found.handle is None:
             return
@@ -395,7 +396,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             )
 
     async def _put_off_removal(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
-        """Count a removal that failed; the waits between the tries grow, whatever went wrong."""
+        """Record a failed removal and schedule a retry with exponential backoff."""
 
         async def change(tx: Transaction) -> int:
             tries = 1 + await self.stores.uses.count_tries(tx, sandbox.id)
@@ -413,7 +414,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         level = logging.WARNING if exc.may_pass else logging.ERROR
         log.log(
             level if is_news else logging.DEBUG,
-            "sandbox could not be removed, and will be tried again",
+            "sandbox not removed, will be retried",
             extra={
                 "sandbox_id": sandbox.id,
                 "backend": sandbox.backend,
@@ -426,7 +427,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         return _Progress.BLOCKED
 
     async def _wait_for_fetch(self, sandbox: Sandbox, how_far: str) -> _Progress:
-        """Say how far it is; afterwards the start has all the time that starts have."""
+        """Store the progress of a fetch and restart the start deadline."""
         await self._write(
             sandbox,
             lambda tx: self.stores.sandboxes.set_fetching(tx, sandbox.id, how_far, self.deadline()),
@@ -436,7 +437,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
     async def _note_failure(
         self, sandbox: Sandbox, exc: AgentsvcError, event: str, *, is_final: bool, **facts: str
     ) -> None:
-        """Log and store why a step failed, unless that is known; a final failure is one of the sandbox."""
+        """Log and store why a step failed, unless known; `is_final` sets the phase to failed."""
         if not is_final and exc.message == sandbox.reason:
             return
         log.log(
@@ -467,12 +468,12 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
 
 
 def _has_ended(before: Sandbox, report: Report) -> bool:
-    """Whether it has failed, gone or been stopped since it was last seen."""
+    """Return whether the sandbox has failed, vanished or been stopped since the last report."""
     if report.phase is Phase.PAUSED:
         return report.paused_as is PausedAs.STOPPED and not before.is_stopped
     return report.phase in (Phase.FAILED, Phase.GONE)
 
 
 def _needs_start(backend: Backend, sandbox: Sandbox) -> bool:
-    """Whether to let a sandbox go on is to start its command, for which its order is needed."""
+    """Return whether resuming a sandbox starts its command anew, which needs its order."""
     return sandbox.is_stopped and Capability.STOP in backend.capabilities

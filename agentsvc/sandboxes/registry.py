@@ -1,6 +1,6 @@
-"""The backends that a server uses, by the names of their tables, and the specs of its sandboxes.
+"""The configured backends, by the names of their config tables, and the sandbox specs.
 
-What kinds of backends there are is told by `agentsvc.sandboxes.plugin_loader`.
+`agentsvc.sandboxes.plugin_loader` provides the backend types.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _ROOM_KEYS: Final = frozenset(CapacityConfig.__struct_fields__)
 
 
 class BackendRegistry(msgspec.Struct, eq=False):
-    """The backends this server uses, by the names of their config tables, and the specs."""
+    """The configured backends, by the names of their config tables, and the specs."""
 
     _backends: Mapping[str, Backend]
     _specs: Sequence[Spec]
@@ -53,10 +53,10 @@ class BackendRegistry(msgspec.Struct, eq=False):
         state_dir: Path,
         owner_key: FindKey = no_key,
     ) -> "BackendRegistry":
-        """Make the configured backends and put the specs in order, the default one first.
+        """Create the configured backends and sort the specs, default first.
 
-        The backends of plugins that every server loads need no table. Raises StartFailed for a table, a spec or a default
-        that does not fit.
+        Backends of plugins that every server loads need no table. Raises StartFailed for an invalid
+        table, spec or default.
         """
         types = host.backend_types()
         tables = {**{kind: {} for kind in default_kinds() & types.keys()}, **config.backends}
@@ -83,9 +83,9 @@ class BackendRegistry(msgspec.Struct, eq=False):
         return cls(backends, specs, rooms, pools, host.specs(), configured)
 
     async def open(self) -> None:
-        """Open every backend that is not open; one that cannot be reached, or is full, is logged and stays so.
+        """Open every backend that is not open; log those that cannot be opened now.
 
-        Call it again, now and then, to get that one back.
+        Call it periodically to retry those. Raises an AgentsvcError that no retry can mend.
         """
         for name, backend in self._backends.items():
             if name in self._open:
@@ -99,7 +99,7 @@ class BackendRegistry(msgspec.Struct, eq=False):
                     "backend cannot be opened",
                     extra={"backend": name, "reason": exc.log_text},
                 )
-            except (Exception, SystemExit):  # a plugin may raise anything; the others are opened
+            except (Exception, SystemExit):  # a plugin may raise anything; open the others
                 log.exception("backend cannot be opened", extra={"backend": name})
             else:
                 self._open.add(name)
@@ -110,7 +110,7 @@ class BackendRegistry(msgspec.Struct, eq=False):
         for name, backend in self._backends.items():
             try:
                 await backend.close()
-            except (Exception, SystemExit):  # a plugin may raise anything; the others are closed
+            except (Exception, SystemExit):  # a plugin may raise anything; close the others
                 log.exception("backend cannot be closed", extra={"backend": name})
 
     def names(self) -> list[str]:
@@ -118,15 +118,15 @@ class BackendRegistry(msgspec.Struct, eq=False):
         return list(self._backends)
 
     def members(self, name: str) -> tuple[str, ...]:
-        """Return the backends of a group, or the one backend of this name."""
+        """Return the backends of a group, or the name itself if it is no group."""
         return self._pools.get(name, (name,))
 
     def health(self) -> Mapping[str, Health]:
-        """Return how each backend that belongs to a group was when it was last asked."""
+        """Return the last health check of each backend that belongs to a group."""
         return self._health
 
     async def check_health(self, time_limit: float) -> None:
-        """Ask every backend that belongs to a group how it is; called now and then."""
+        """Check the health of every backend that belongs to a group; called periodically."""
         names = sorted({member for pool in self._pools.values() for member in pool})
         found = await asyncio.gather(*(self._ask_health(name, time_limit) for name in names))
         for name, health in zip(names, found, strict=True):
@@ -139,7 +139,7 @@ class BackendRegistry(msgspec.Struct, eq=False):
             self._health[name] = health
 
     def complete(self, spec: Spec, name: str) -> Spec:
-        """Return a spec as it is at one backend of a group."""
+        """Return a spec for one backend of a group, with that backend's default command and ports."""
         kind = type(self._backends[name]).name
         bases = [replace(item, backend=name) for item in self._offered if item.backend == kind]
         return _completed(replace(spec, backend=name), bases)
@@ -155,15 +155,15 @@ class BackendRegistry(msgspec.Struct, eq=False):
             return Health(ok=False, reason=f"it gave no answer {within}")
         except (Exception, SystemExit) as exc:  # a plugin may raise anything
             log.exception("backend failed", extra={"backend": name})
-            return Health(ok=False, reason=f"it failed as it should not: {type(exc).__name__}")
+            return Health(ok=False, reason=f"it raised an unexpected error: {type(exc).__name__}")
 
     def runs_here(self, name: str) -> bool:
-        """Say whether a backend, or one of a group, runs sandboxes on this server's machine."""
+        """Return whether a backend, or any of a group, runs sandboxes on this server's machine."""
         members = (self._backends.get(member) for member in self.members(name))
         return any(backend is not None and backend.runs_here for backend in members)
 
     def rooms(self) -> dict[str, CapacityConfig]:
-        """Return how much may run at a time at each configured backend."""
+        """Return the capacity of each configured backend."""
         return dict(self._rooms)
 
     def find(self, name: str) -> Backend | None:
@@ -171,9 +171,9 @@ class BackendRegistry(msgspec.Struct, eq=False):
         return self._backends.get(name) if name in self._open else None
 
     def get(self, name: str) -> Backend:
-        """Return an open backend; raises BackendUnavailable for one that is not, or is unknown.
+        """Return an open backend; raises BackendUnavailable if it is not open or unknown.
 
-        Sandboxes of a backend that was taken out of the config are out of reach, not gone.
+        Sandboxes of a backend that was removed from the config are unreachable, not gone.
         """
         if backend := self.find(name):
             return backend
@@ -181,20 +181,20 @@ class BackendRegistry(msgspec.Struct, eq=False):
         raise BackendUnavailable(f"The backend `{name}` {why_not}")
 
     def specs(self) -> list[Spec]:
-        """Return the sandbox templates, the default one first; each names its backend."""
+        """Return the specs, default first; each names its backend."""
         return list(self._specs)
 
     def configured_specs(self) -> list[Spec]:
-        """Return the templates that are in the configuration, without those of plugins."""
+        """Return the specs of the configuration, without those of plugins."""
         return [spec for spec in self._specs if spec.id in self._configured]
 
     async def probe(self) -> dict[str, Health]:
-        """Ask each backend whether it could create a sandbox now."""
+        """Return the health of each backend: whether it could create a sandbox now."""
         return {name: await self._ask_health(name) for name in self._backends}
 
 
 def kinds_of(config: Config) -> frozenset[str]:
-    """Return the kinds of the backends that are configured, whether there are such or not."""
+    """Return the types of the configured backends, including unknown types."""
     return frozenset(
         str(table.get("type", name))
         for name, table in config.backends.items()
@@ -203,7 +203,7 @@ def kinds_of(config: Config) -> frozenset[str]:
 
 
 def _pool(name: str, tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the members of a group of backends; raises StartFailed for what is none."""
+    """Return the members of a group of backends; raises StartFailed if it is invalid."""
     table = tables[name]
     members = table[_POOL_KEY]
     if not isinstance(members, list | tuple) or not members:
@@ -213,7 +213,7 @@ def _pool(name: str, tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]
         )
     if more := table.keys() - {_POOL_KEY}:
         raise StartFailed(
-            f"backends.{name} is a group of backends and takes nothing but `pool`: {listed(more)}",
+            f"backends.{name} is a group of backends and takes no key but `pool`: {listed(more)}",
             hint="write what is for one backend into its own table",
         )
     for member in members:
@@ -259,10 +259,10 @@ def _room(name: str, table: Mapping[str, Any]) -> CapacityConfig:
 
 def _converted[T](name: str, values: Mapping[str, Any], kind: type[T], *, hint: str) -> T:
     try:
-        # Values from the environment are texts.
+        # Values from environment variables are strings.
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as exc:
-        message = f"The table [backends.{name}] does not fit: {exc}"
+        message = f"The table [backends.{name}] is invalid: {exc}"
         raise StartFailed(message, hint=hint) from exc
 
 
@@ -298,7 +298,7 @@ def _ordered_specs(
 
 
 def _completed(spec: Spec, offered: Iterable[Spec]) -> Spec:
-    # Who only adds a variable need not repeat the command and the ports it comes with.
+    # A spec that only adds variables need not repeat the command and ports of the plugin's spec.
     if spec.command is not None or spec.image or spec.ports:
         return spec
     for base in offered:
@@ -317,4 +317,4 @@ def _check_configured(table: str, spec: Spec, backends: Mapping[str, Backend]) -
     try:
         backends[spec.backend].check_spec(spec)
     except OrderRejected as exc:
-        raise StartFailed(f"specs.{table} does not fit: {exc.message}") from exc
+        raise StartFailed(f"specs.{table} is invalid: {exc.message}") from exc

@@ -1,7 +1,7 @@
-"""Sandboxes of the runtime API: ids and environment that other servers gave them.
+"""Sandboxes of the runtime API: client ids, and environment variables set by clients.
 
-Each has an id of the client's own, under which asking twice gives one sandbox, and variables that
-its environment has besides those of its spec.
+Each sandbox has an id chosen by the client, so that a repeated request creates no second sandbox,
+and environment variables in addition to those of its spec.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _encode: Final = msgspec.json.encode
 
 
 class ClientOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's own id of a sandbox, and what is in its environment for the client's sake."""
+    """A client's id of a sandbox, and the environment variables that the client adds."""
 
     id: str
     env: Mapping[str, Secret] = {}
 
 
 class ClientTable:
-    """The SQL of it; each method is one statement."""
+    """The SQL of the `client_sandboxes` table; each method is one statement."""
 
     def __init__(self, db: Database, vault: Vault) -> None:
         self._db = db
@@ -33,7 +33,7 @@ class ClientTable:
     async def insert(
         self, tx: Transaction, user_id: str, sandbox_id: str, order: ClientOrder
     ) -> None:
-        """Store what a client ordered."""
+        """Insert the id and environment of a client's sandbox."""
         env = {name: value.reveal() for name, value in order.env.items()}
         row = {
             "sandbox_id": sandbox_id,
@@ -46,7 +46,7 @@ class ClientTable:
     async def find(
         self, user_id: str, client_id: str, reader: Queryable | None = None
     ) -> str | None:
-        """Return the id of the sandbox that a user's client knows by its own id."""
+        """Return the sandbox id for a client id of a user, or None."""
         return await (reader or self._db).value(
             "SELECT sandbox_id FROM client_sandboxes"
             " WHERE user_id = :user_id AND client_id = :client_id",
@@ -54,14 +54,14 @@ class ClientTable:
         )
 
     async def ids(self, user_id: str) -> list[str]:
-        """Return the ids of all sandboxes that a user's clients know by ids of their own."""
+        """Return the ids of all sandboxes of a user that have a client id."""
         return await self._db.column(
             "SELECT sandbox_id FROM client_sandboxes WHERE user_id = :user_id ORDER BY sandbox_id",
             {"user_id": user_id},
         )
 
     async def env(self, sandbox_id: str) -> dict[str, Secret]:
-        """Return the variables a client ordered for a sandbox."""
+        """Return the environment variables that a client added to a sandbox."""
         row = await self._db.one(
             "SELECT env_sealed FROM client_sandboxes WHERE sandbox_id = :id", {"id": sandbox_id}
         )

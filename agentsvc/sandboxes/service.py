@@ -1,7 +1,7 @@
-"""The sandboxes of all users: asked for here, brought about and watched in the background.
+"""The sandbox service: stores the target of each sandbox; background tasks reconcile it.
 
-Requests only change what is wanted. The reconciler brings one sandbox to its target, step by step;
-the sweep looks at all of them now and then and is the only thing that knows orphans.
+Requests only change targets. The reconciler takes one sandbox to its target, step by step; the
+periodic sweep checks all sandboxes and is the only code that detects orphans.
 """
 
 import secrets
@@ -64,25 +64,25 @@ class Sandboxes:
     """Starts, pauses, resumes, deletes and finds sandboxes."""
 
     identity_verifier: IdentityVerifier
-    """Who finds out whether connections lead to the sandboxes they are meant for."""
+    """Verifies that connections reach the intended sandbox."""
     admission: AdmissionQueue
-    """Who may run, and who waits for room."""
+    """Decides which sandboxes may run, and queues the others."""
     slots: StartSlots
-    """Who starts on this machine now, and who waits for that."""
+    """Limits how many conversations start on this machine at a time."""
     warm_pool: WarmPool
-    """What is there before anybody asks for it."""
+    """Sandboxes started before a user asks for them."""
     usage: ActivityTracker
-    """When each was last used."""
+    """When each sandbox was last used."""
     meter: Meter
-    """What each was last seen to use."""
+    """The last measured resource usage of each sandbox."""
     layers: Layers
-    """Copies of files with which sandboxes begin."""
+    """Stored copies of files that new sandboxes begin with."""
     images: Images
-    """Images in the place of those of specs."""
+    """Images that replace the image of a spec."""
     checkpoints: Checkpoints
-    """Files to which they can go back."""
+    """Saved files that a sandbox can be rolled back to."""
     idle: IdleSandboxes
-    """Which of them nobody uses."""
+    """Finds and culls unused sandboxes."""
 
     def __init__(
         self,
@@ -145,14 +145,14 @@ class Sandboxes:
         self.idle = IdleSandboxes(stores, registry, self.usage, self._targets)
         self._orphans = OrphanCollector(stores, calls, reconciler, config)
 
-    # What there is
+    # Lookups
 
     def specs(self) -> list[Spec]:
-        """Return the templates, the default one first."""
+        """Return the specs, default first."""
         return self._registry.specs()
 
     def get_spec(self, spec_id: str | None) -> Spec:
-        """Return the named template, or the default one; raises NotFound."""
+        """Return the named spec, or the default spec; raises NotFound."""
         specs = self.specs()
         for spec in specs:
             if spec_id is None or spec.id == spec_id:
@@ -162,11 +162,11 @@ class Sandboxes:
         )
 
     def runs_here(self, what: Sandbox | Spec) -> bool:
-        """Say whether a sandbox, or those of a spec, may use the processors of this machine."""
+        """Return whether a sandbox, or sandboxes of a spec, may run on this machine."""
         return self._registry.runs_here(what.backend)
 
     async def find_any(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
-        """Return a sandbox whoever owns it; for the server's own use."""
+        """Return a sandbox regardless of its owner; for internal use only."""
         return await self._table.find(sandbox_id, reader)
 
     async def find_many(self, user_id: str, ids: Sequence[str]) -> list[Sandbox | None]:
@@ -175,7 +175,7 @@ class Sandboxes:
         return [found.get(sandbox_id) for sandbox_id in ids]
 
     async def any_exist(self) -> bool:
-        """Say whether anybody has a sandbox."""
+        """Return whether any sandbox exists."""
         return bool(await self._table.backends())
 
     async def get(self, user_id: str, sandbox_id: str) -> Sandbox:
@@ -193,11 +193,11 @@ class Sandboxes:
         return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def find_running(self, user_id: str) -> list[Sandbox]:
-        """Return those of a user's sandboxes that run and shall go on, the oldest first."""
+        """Return a user's running sandboxes whose target is RUNNING, oldest first."""
         return await self._table.running_of_user(user_id)
 
     async def identify(self, session_key: str) -> Sandbox:
-        """Return the sandbox that a session key belongs to, if it runs; raises NotAuthenticated."""
+        """Return the sandbox of a session key if it runs or starts; raises NotAuthenticated."""
         sandbox = await self.find_by_key(session_key)
         if sandbox is None:
             raise NotAuthenticated("Invalid session API key")
@@ -206,9 +206,9 @@ class Sandboxes:
         return sandbox
 
     async def find_by_key(self, session_key: str) -> Sandbox | None:
-        """Return the sandbox that a session key belongs to, whatever its state, or None.
+        """Return the sandbox of a session key in any state, or None.
 
-        One that is being deleted is not found.
+        Sandboxes that are being deleted are not returned.
         """
         sandbox = await self._table.find_by_key_hash(sha256(session_key))
         if sandbox is None or not secrets.compare_digest(
@@ -218,23 +218,23 @@ class Sandboxes:
         return None if sandbox.target is Target.DELETED else sandbox
 
     def agent_of(self, sandbox: Sandbox | None) -> AgentServer | None:
-        """Return the calls to the agent server of a sandbox; None unless there is one that runs."""
+        """Return a client of the sandbox's agent server, or None unless the sandbox runs."""
         if sandbox is None or sandbox.agent_url is None:
             return None
         return self._agents.at(sandbox.agent_url, sandbox.session_key)
 
     async def find_agent(self, sandbox_id: str | None) -> AgentServer | None:
-        """Return the calls to the agent server of a sandbox, whoever owns it, as `agent_of`."""
+        """Return `agent_of` a sandbox regardless of its owner."""
         return self.agent_of(await self.find_any(sandbox_id)) if sandbox_id else None
 
     def on_change(self, listener: OnChange) -> None:
-        """Call `listener(before, after)` after each stored change; after is None once deleted.
+        """Call `listener(before, after)` after each committed change; after is None once deleted.
 
-        Of a new sandbox both are the same.
+        For a new sandbox both are the same.
         """
         self._stores.changes.listen(listener)
 
-    # What is wanted
+    # Targets
 
     async def start(
         self,
@@ -246,12 +246,13 @@ class Sandboxes:
         is_plain: bool = True,
         start_id: str | None = None,
     ) -> Sandbox:
-        """Ask for a new sandbox; it is stored and starting, or waiting, when this returns.
+        """Order a new sandbox; when this returns it is stored, and starts or waits in the queue.
 
-        One that is not plain has an environment of its own, and is started for it. With the id of a
-        start that is yet to have a slot it is left until `make_now`; see `defer_creation`.
+        Unless `is_plain`, the sandbox has environment variables of its own and is not taken from the
+        warm pool. With `start_id`, the id of a start that has no slot yet, the sandbox is not created
+        before `make_now`; see `defer_creation`.
 
-        Raises SandboxLimitReached where there is no room and it is not to wait.
+        Raises SandboxLimitReached if capacity is exhausted and the sandbox may not wait.
         """
         settings = await self._stores.settings.find(user_id)
         of_admin = await is_admin(self._db, user_id)
@@ -303,9 +304,9 @@ class Sandboxes:
         *,
         when_full: WhenFull | None = None,
     ) -> Sandbox:
-        """Ask for a sandbox under a client's own id, if there is one; asked for again, it is the one there is.
+        """Order a sandbox under the client's own id, if any; return the existing one if it is known.
 
-        Raises Conflict while the one before it is being removed.
+        Raises Conflict while an earlier sandbox with this id is being removed.
         """
         if order is None:
             return await self.start(user_id, spec, when_full=when_full)
@@ -328,30 +329,30 @@ class Sandboxes:
         return await self._db.write(body)
 
     async def find_of_clients(self, user_id: str, client_ids: Sequence[str]) -> list[Sandbox]:
-        """Return the sandboxes that a user's clients know by ids of their own, in this order."""
+        """Return the user's sandboxes with these client ids, in the order of the ids."""
         found = await self._table.find_of_clients(user_id, client_ids)
         by_id = {sandbox.client_id: sandbox for sandbox in found}
         return [by_id[one] for one in dict.fromkeys(client_ids) if one in by_id]
 
     async def all_of_clients(self, user_id: str) -> list[Sandbox]:
-        """Return every sandbox that a user's clients know by ids of their own."""
+        """Return every sandbox of a user that has a client id."""
         found = await self.find_many(user_id, await self._stores.clients.ids(user_id))
         return [sandbox for sandbox in found if sandbox is not None]
 
     async def pause(self, user_id: str, sandbox_id: str) -> None:
-        """Ask for a paused sandbox, and wait for it unless its backend cannot be reached now.
+        """Pause a sandbox; wait until it is paused, its backend fails, or `call_seconds` pass.
 
-        Pausing a paused sandbox is fine. Raises NotFound, Conflict while it is being deleted,
-        Unsupported if its backend cannot pause, SandboxNotUsable or Gone where nothing runs.
+        Idempotent. Raises NotFound, Conflict if it is being deleted or is queued before its creation,
+        Unsupported if its backend cannot pause, SandboxNotUsable if it has failed, Gone if it is gone.
         """
         sandbox = await self._restable(user_id, sandbox_id, Capability.PAUSE)
         target = Target.STOPPED if sandbox.target is Target.STOPPED else Target.PAUSED
         await self._rest(sandbox, target)
 
     async def stop(self, user_id: str, sandbox_id: str, *, until_needed: bool = False) -> None:
-        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`.
+        """Stop a sandbox, keeping only its files; otherwise like `pause`.
 
-        The next message resumes one that is stopped until it is needed, unless its user had it rest
+        With `until_needed` the next message resumes it, unless its user had paused or stopped it
         before.
         """
         sandbox = await self._restable(user_id, sandbox_id, Capability.STOP)
@@ -360,11 +361,11 @@ class Sandboxes:
     async def resume(
         self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
     ) -> None:
-        """Ask for a running sandbox, and wait as `pause` does until the backend was told.
+        """Resume a sandbox and wait, like `pause`, until the backend has resumed it.
 
-        One that has failed is started again on its files where its backend can do that.
-        Resuming a running sandbox is fine. Raises as `pause`, and SandboxLimitReached where there
-        is no room and it is not to wait.
+        A failed sandbox is restarted on its files if its backend can restart; this does not wait.
+        Idempotent. Raises NotFound, Gone, Conflict and SandboxNotUsable like `pause`, and
+        SandboxLimitReached if capacity is exhausted and the sandbox may not wait.
         """
         sandbox = await self._usable(user_id, sandbox_id)
         if sandbox.phase is Phase.FAILED:
@@ -378,20 +379,20 @@ class Sandboxes:
     async def resume_named(
         self, tx: Transaction, user_id: str, sandbox_id: str, when_full: WhenFull | None
     ) -> None:
-        """Ask for a paused sandbox to run again, in the caller's own transaction.
+        """Resume a paused sandbox in the caller's transaction.
 
-        Any other state, and a sandbox that is not the user's, is left to whoever needs it next.
-        Raises SandboxLimitReached.
+        Does nothing if the sandbox is in another state or is not the user's. Raises
+        SandboxLimitReached.
         """
         found = await self._table.find(sandbox_id, tx)
         if found is not None and found.user_id == user_id and found.phase is Phase.PAUSED:
             await self._targets.set(tx, sandbox_id, Target.RUNNING, when_full)
 
     async def delete(self, user_id: str, sandbox_id: str) -> None:
-        """Ask for a sandbox to be removed with all its files; raises NotFound.
+        """Delete a sandbox with all its files; raises NotFound.
 
-        From now on nobody sees it. This waits as `pause` does; the removal is tried until it
-        works.
+        It is hidden from its user at once. This waits like `pause`; the removal is retried until
+        it succeeds.
         """
         await self.get(user_id, sandbox_id)
         wanted = await self._targets.set_now(sandbox_id, Target.DELETED)
@@ -399,14 +400,14 @@ class Sandboxes:
             await self._wait(wanted, lambda seen: seen is None)
 
     def defer_creation(self, start_id: str, sandbox: Sandbox) -> None:
-        """Leave a sandbox of this machine unmade until `make_now`, or until the start has ended."""
+        """Defer creating a sandbox on this machine until `make_now`, or until the start has ended."""
         if self.runs_here(sandbox):
             self.slots.defer(start_id, sandbox.id)
 
     async def make_now(self, sandbox_id: str) -> None:
-        """Make a sandbox that was held back until now; it has all its time to start.
+        """Create a deferred sandbox; its start deadline begins now.
 
-        One that there is already is fine.
+        Does nothing to a sandbox that exists already.
         """
         self.slots.allow(sandbox_id)
 
@@ -418,22 +419,22 @@ class Sandboxes:
         await self._db.write(body)
 
     async def yield_to_starts(self, begun: Sandbox | None = None) -> None:
-        """Let sandboxes that have begun leave this machine to those that start, until none does."""
+        """Lower the priority of started sandboxes on this machine while others start."""
         if begun is not None and self.runs_here(begun):
             self._priorities.add(begun)
         await self._priorities.apply()
 
     async def release(self, tx: Transaction, sandbox_id: str) -> None:
-        """Ask for the removal of a sandbox in the caller's own transaction, whoever owns it.
+        """Set the target of a sandbox to DELETED in the caller's transaction, for any owner.
 
-        One that is being removed or unknown is fine.
+        Does nothing if the sandbox is unknown or being removed.
         """
         await self._targets.set(tx, sandbox_id, Target.DELETED)
 
     async def remove_ahead(self, sandbox_id: str) -> None:
-        """Remove what there is of a sandbox whose `release` cannot be stored, for want of room.
+        """Delete a sandbox at its backend when `release` cannot be stored because the disk is full.
 
-        One that is unknown, or was never made, is fine. Raises as its backend does.
+        Does nothing if the sandbox is unknown or was never created. Raises the backend's errors.
         """
         found = await self._table.find(sandbox_id)
         if found is not None and found.handle is not None:
@@ -447,43 +448,43 @@ class Sandboxes:
         *,
         time_limit: float,
     ) -> Sandbox | None:
-        """Return the sandbox as soon as it is as wished, or as it is at the time limit."""
+        """Return the sandbox as soon as `is_enough` accepts it, or as it is at the time limit."""
         return await self._stores.changes.wait_for(
             sandbox_id, lambda: self._table.find(sandbox_id), is_enough, time_limit=time_limit
         )
 
     def inside_url(self, sandbox: Sandbox) -> str:
-        """Return the URL of this server as a sandbox sees it, without a slash at the end."""
+        """Return the URL at which a sandbox reaches this server, without a trailing slash."""
         return self._registry.get(sandbox.backend).inside_url(self._callbacks.internal_url)
 
     async def log_tail(self, sandbox: Sandbox) -> str:
-        """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
+        """Return the last log lines of a sandbox, or an empty string if they cannot be read."""
         return await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
 
     async def read_output(self, sandbox: Sandbox, *, lines: int) -> list[str]:
-        """Return the last lines a sandbox wrote, oldest first.
+        """Return the last log lines of a sandbox, oldest first.
 
-        Raises NotFound for one that was never made, Unsupported, BackendUnavailable or BackendBroken.
+        Raises NotFound if it was never created, Unsupported, BackendUnavailable or BackendBroken.
         """
         if sandbox.handle is None:
-            raise NotFound("The sandbox was never made, so there is nothing that it wrote")
+            raise NotFound("The sandbox was never created, so it has no log")
         return await self._calls.read_log(sandbox.backend, sandbox.handle, lines)
 
-    # What happens in the background
+    # Background work
 
     async def failed_removals(self, limit: int) -> list[Removal]:
-        """Return what could not be removed so far, orphans included."""
+        """Return the removals that have failed so far, orphans included."""
         return [*await self._uses.failed_removals(limit), *self._orphans.failed_removals()][:limit]
 
     def unreachable_backends(self) -> frozenset[str]:
-        """Return the backends of which nothing was heard at the last look at all sandboxes."""
+        """Return the backends that could not be scanned in the last sweep."""
         return self._orphans.unreachable()
 
     async def recover(self, waiting: Mapping[str, str] = _NONE) -> None:
-        """Look at everything at once; called before the server listens.
+        """Sweep once and restart all start deadlines; called before the server listens.
 
-        The time in which no server ran does not count for those that are starting. Those of
-        `waiting` starts, by the ids of these, are held until it is their turn.
+        Downtime of the server so does not count towards a start. `waiting` maps the ids of starts
+        that wait for a slot to their sandboxes, whose creation is deferred until then.
         """
         for start_id, sandbox_id in waiting.items():
             if (found := await self._table.find(sandbox_id)) is not None:
@@ -492,12 +493,12 @@ class Sandboxes:
         await self._orphans.sweep()
 
     async def sweep(self) -> None:
-        """Look at every sandbox and remove orphans; a backend out of reach changes nothing."""
+        """Check every sandbox and remove orphans; skip backends that are unreachable."""
         await self._orphans.sweep()
         self._supervisor.spawn("measuring sandboxes", self._measure)
 
     async def stop_all(self, target: Target) -> None:
-        """Pause or delete every sandbox, as the operator asked for at shutdown."""
+        """Pause or delete every sandbox at shutdown, as configured."""
         changed: list[str] = []
         for sandbox in await self._table.all():
             if target is Target.DELETED or is_pausable(self._registry, sandbox):
@@ -509,7 +510,7 @@ class Sandboxes:
             await self.wait_for(sandbox_id, _is_settled, time_limit=time_left)
 
     async def wait_until_settled(self, sandbox_id: str) -> None:
-        """Wait until a sandbox is as it is wanted, or for as long as a call to its backend may take."""
+        """Wait until a sandbox has reached its target, for at most `call_seconds`."""
         await self.wait_for(sandbox_id, _is_settled, time_limit=self._config.call_seconds)
 
     async def _measure(self) -> None:
@@ -517,7 +518,7 @@ class Sandboxes:
 
     async def _wait(self, wanted: Sandbox, is_done: Callable[[Sandbox | None], bool]) -> None:
         def is_enough(seen: Sandbox | None) -> bool:
-            # A new reason says that the backend did not do it; it is tried again later.
+            # A new reason means that the backend failed; the reconciler retries later.
             return is_done(seen) or (seen is not None and seen.reason not in ("", wanted.reason))
 
         await self.wait_for(wanted.id, is_enough, time_limit=self._config.call_seconds)
@@ -528,7 +529,7 @@ class Sandboxes:
                 f"The sandbox has failed and cannot be started again: {sandbox.reason}"
             )
         if sandbox.handle is None:
-            raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
+            raise SandboxNotUsable(f"The sandbox was never created: {sandbox.reason}")
         await self._targets.set_known(sandbox.id, Target.RESTARTED, when_full)
 
     async def _rest(self, sandbox: Sandbox, target: Target, *, until_needed: bool = False) -> None:
@@ -541,7 +542,7 @@ class Sandboxes:
             raise failure_of(sandbox)
         require(self._registry, sandbox, how)
         if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
-            raise Conflict("The sandbox waits for room and was not made yet; it can be deleted")
+            raise Conflict("The sandbox is queued and not created yet; it can only be deleted")
         return sandbox
 
     async def _usable(self, user_id: str, sandbox_id: str) -> Sandbox:

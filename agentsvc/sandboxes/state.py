@@ -1,4 +1,4 @@
-"""The record of a sandbox, and the decision what to do with it next (`next_action`). Pure."""
+"""The record of a sandbox, and `next_action`, which decides its next step. No I/O."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,32 +15,32 @@ AGENT_PORT: Final = "agent"
 
 
 TAKES_MEMORY: Final = (PausedAs.FROZEN, PausedAs.RECLAIMED)
-"""How a paused sandbox has its memory in this machine's own."""
+"""Kinds of paused sandboxes whose memory is still in RAM or swap of the host."""
 
 
 class Target(StrEnum):
-    """What is wanted of a sandbox."""
+    """The state that a sandbox shall be in."""
 
     RUNNING = "running"
     RESTARTED = "restarted"
-    """Running again after a failure; becomes `running` once the backend was told."""
+    """Running again after a failure; becomes `running` once the backend has taken the order."""
     PAUSED = "paused"
     RECLAIMED = "reclaimed"
-    """Paused, and its memory pushed out."""
+    """Paused, with its memory swapped out."""
     HIBERNATED = "hibernated"
-    """Paused, and its memory in a file."""
+    """Paused, with its memory saved to a file."""
     STOPPED = "stopped"
-    """Paused, and of its memory nothing is kept."""
+    """Paused, with its memory discarded."""
     DELETED = "deleted"
 
     @property
     def is_rest(self) -> bool:
-        """Whether it is not to run, and to be kept."""
+        """Whether the sandbox shall be kept without running."""
         return self in (Target.PAUSED, Target.RECLAIMED, Target.HIBERNATED, Target.STOPPED)
 
 
 class Action(StrEnum):
-    """The one step that brings a sandbox nearer to its target."""
+    """The next step of a sandbox towards its target."""
 
     CREATE = "create"
     LOOK = "look"
@@ -56,25 +56,25 @@ class Action(StrEnum):
 
 
 class SandboxStatus(StrEnum):
-    """What clients are told about a sandbox."""
+    """Status of a sandbox, as clients see it."""
 
     STARTING = "STARTING"
-    """It is made, started or resumed"""
+    """It is being created, started or resumed"""
     RUNNING = "RUNNING"
     """It can be used"""
     PAUSED = "PAUSED"
-    """It rests until it is resumed"""
+    """It is paused or stopped until it is resumed"""
     ERROR = "ERROR"
-    """It has failed, and does not come back"""
+    """It has failed; only a resume may start it again"""
     MISSING = "MISSING"
-    """It does not exist any more"""
+    """It no longer exists"""
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """Our record of one execution environment.
+    """The stored record of one sandbox.
 
-    `phase` is None until the backend has taken the order. `ready_by` is when a start counts as
-    failed.
+    `phase` is None until the backend has accepted the order. `ready_by` is the deadline of a start,
+    after which it counts as failed.
     """
 
     id: str
@@ -95,45 +95,45 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     isolation: Isolation | None = None
-    """What the backend last said is in force."""
+    """The isolation that the backend last reported."""
     paused_as: PausedAs | None = None
     cause: Cause | None = None
     enforced: tuple[str, ...] = ()
-    """The limits of its spec that are enforced."""
+    """Names of the limits that the backend enforces."""
     client_id: str | None = None
-    """What the server that keeps it here for its own users calls it."""
+    """The id that a client of the runtime API gave the sandbox."""
 
     @property
     def status(self) -> SandboxStatus:
-        """What clients are told."""
+        """The status that clients see."""
         return status_of(self.target, self.phase)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is paused and has nothing but its files."""
+        """Whether it is paused and only its files are kept."""
         return self.phase is Phase.PAUSED and self.paused_as is PausedAs.STOPPED
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing needs to be done until somebody wants something else."""
+        """Whether it needs no further step until its target changes."""
         return is_settled(self.target, self.phase, paused_as=self.paused_as)
 
     @property
     def may_call(self) -> bool:
-        """Whether its key opens anything: while it runs, or may run before that was seen."""
+        """Whether its session key is accepted: while it starts or runs, unless being deleted."""
         runs = self.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
         return runs and self.target is not Target.DELETED
 
     @property
     def agent_url(self) -> str | None:
-        """Where the agent server answers, or None unless the sandbox runs."""
+        """URL of its agent server, or None unless the sandbox runs."""
         if self.status is not SandboxStatus.RUNNING:
             return None
         return next((end.url for end in self.endpoints if end.name == AGENT_PORT), None)
 
 
 class SandboxSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of each sandbox when all are looked at, which may be many."""
+    """The columns that a scan of all sandboxes reads, of which there may be many."""
 
     id: str
     backend: str
@@ -141,7 +141,7 @@ class SandboxSummary(msgspec.Struct, frozen=True, kw_only=True):
     handle: Handle | None
 
 
-_SHOWN: Final[Mapping[Phase | None, SandboxStatus]] = {
+_STATUS_BY_PHASE: Final[Mapping[Phase | None, SandboxStatus]] = {
     None: SandboxStatus.STARTING,
     Phase.STARTING: SandboxStatus.STARTING,
     Phase.RUNNING: SandboxStatus.RUNNING,
@@ -152,14 +152,14 @@ _SHOWN: Final[Mapping[Phase | None, SandboxStatus]] = {
 
 
 def status_of(target: Target, phase: Phase | None) -> SandboxStatus:
-    """Return what clients are told about a sandbox with this target and phase."""
+    """Return the status that clients see for a target and phase."""
     is_restarting = target is Target.RESTARTED and phase is not Phase.GONE
     is_resuming = target is Target.RUNNING and phase is Phase.PAUSED
-    return SandboxStatus.STARTING if is_restarting or is_resuming else _SHOWN[phase]
+    return SandboxStatus.STARTING if is_restarting or is_resuming else _STATUS_BY_PHASE[phase]
 
 
 def holds_room(sandbox: Sandbox) -> bool:
-    """Whether it takes room already, so that to want it running takes no more."""
+    """Return whether it counts against capacity already, so that running it takes no more."""
     if sandbox.phase in (Phase.STARTING, Phase.RUNNING):
         return True
     if sandbox.target is Target.RESTARTED:
@@ -174,7 +174,7 @@ def next_action(
     has_handle: bool,
     paused_as: PausedAs | None = None,
 ) -> Action:
-    """Return the step that brings a sandbox from what was last seen nearer to what is wanted."""
+    """Return the next step from the last observed state towards the target."""
     if target is Target.DELETED:
         return Action.DELETE if has_handle else Action.SCAN_AND_CLOSE
     if target is Target.RESTARTED and has_handle and phase is not Phase.GONE:
@@ -193,8 +193,7 @@ def next_action(
         case Phase.PAUSED, Target.RUNNING:
             action = Action.RESUME
         case None, _:
-            # Also with a handle: the order may have been given only in part, and giving the
-            # same order again is safe.
+            # Also with a handle: `create` may have been interrupted, and is idempotent.
             action = Action.CREATE
         case _:
             action = Action.LOOK
@@ -202,7 +201,7 @@ def next_action(
 
 
 def failure_of(sandbox: Sandbox) -> SandboxNotUsable:
-    """Return the error for who needs a sandbox that has failed, which says what to do first."""
+    """Return the error for using a failed sandbox; it tells how to start it again."""
     return SandboxNotUsable(
         f"The sandbox has failed. Start it again with POST /api/v1/sandboxes/{sandbox.id}/resume."
         f" The cause: {sandbox.reason}"
@@ -210,7 +209,7 @@ def failure_of(sandbox: Sandbox) -> SandboxNotUsable:
 
 
 def is_settled(target: Target, phase: Phase | None, *, paused_as: PausedAs | None = None) -> bool:
-    """Whether nothing needs to be done until somebody wants something else."""
+    """Return whether no further step is needed until the target changes."""
     if phase is Phase.RUNNING:
         return target is Target.RUNNING
     action = next_action(target, phase, has_handle=True, paused_as=paused_as)

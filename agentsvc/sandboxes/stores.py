@@ -1,4 +1,4 @@
-"""The tables of sandboxes, made together, and who hears of their changes."""
+"""The tables of sandboxes, and the listeners for changes of their rows."""
 
 from collections.abc import Iterable
 
@@ -14,32 +14,32 @@ from agentsvc.storage import Database, Transaction, Vault
 
 
 class SandboxStores:
-    """What is stored of sandboxes, table by table."""
+    """Bundle of all table objects of sandboxes."""
 
     def __init__(
         self, db: Database, vault: Vault, settings: SettingsStore, model_hosts: Iterable[str]
     ) -> None:
         self.db = db
         self.settings = settings
-        """Which models and git hosts sandboxes of a user are to reach."""
+        """User settings: the models and git hosts that a user's sandboxes may reach."""
         self.model_hosts = model_hosts
-        """Hosts that are not public and at which models may be, as they are when this is iterated."""
+        """Private hosts that may serve models; iterating yields the current ones."""
         self.sandboxes = SandboxTable(db, vault)
         self.uses = UseTable(db)
-        """Who waits for room, who was used when, whose removal failed."""
+        """The queue for capacity, times of last use, and failed removals."""
         self.clients = ClientTable(db, vault)
         self.warm_pool = WarmPoolTable(db, vault)
         self.changes = ChangeListeners()
-        """Told of each change of a sandbox once it is stored."""
+        """Notified of each change of a sandbox after its commit."""
 
     async def find_owner_key(self, sandbox_id: str) -> Secret | None:
-        """Return the owner's own key for the service that runs a sandbox, if they have one."""
+        """Return the owner's API key for the service that runs the sandbox, if set."""
         user_id = await self.sandboxes.find_owner(sandbox_id)
         found = await self.settings.find(user_id) if user_id else None
         return found.sandbox_api_key if found else None
 
     async def announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
-        """Tell of what a transaction has changed of a sandbox, once that is durable; return it."""
+        """Notify listeners after the commit; return the sandbox as the transaction changed it."""
         after = await self.sandboxes.find(before.id, tx)
         tx.after_commit(lambda: self.changes.announce(before, after))
         return after

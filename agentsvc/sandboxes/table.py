@@ -1,4 +1,4 @@
-"""The SQL of sandboxes: rows in, structs out. No logic."""
+"""The SQL of the `sandboxes` table: structs to rows and back. No logic."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -54,13 +54,13 @@ class SandboxTable:
 
     @staticmethod
     async def give_up_starts(tx: Transaction) -> int:
-        """Store that those are not wanted that no backend has made yet; return how many."""
+        """Set the target of sandboxes without a handle to DELETED; return how many."""
         return await tx.run("UPDATE sandboxes SET target = 'deleted' WHERE handle IS NULL", {})
 
     async def set_target(
         self, tx: Transaction, sandbox_id: str, target: Target, ready_by: datetime
     ) -> None:
-        """Store what is wanted; why something did not work so far is forgotten with it."""
+        """Set the target, and clear the reason unless the sandbox has failed or is gone."""
         what = (
             "target = :target, ready_by = :ready_by,"
             " reason = CASE WHEN phase IN ('failed', 'gone') THEN reason ELSE '' END"
@@ -68,18 +68,18 @@ class SandboxTable:
         await self._set(tx, sandbox_id, what, target=target, ready_by=to_stored(ready_by))
 
     async def set_handle(self, tx: Transaction, handle: Handle) -> None:
-        """Store where a sandbox is found."""
+        """Set the handle of a sandbox."""
         await self._set(tx, handle.sandbox_id, "handle = :handle", handle=_encode(handle))
 
     async def add_handle(self, tx: Transaction, handle: Handle) -> None:
-        """Store where a sandbox is found, unless that is known already."""
+        """Set the handle of a sandbox unless it has one."""
         what = "handle = coalesce(handle, :handle)"
         await self._set(tx, handle.sandbox_id, what, handle=_encode(handle))
 
     async def set_started(self, tx: Transaction, sandbox_id: str, ready_by: datetime) -> None:
-        """Store that the backend has taken the order to start, for the first time or again.
+        """Set the phase to starting, after the backend has accepted an order to start or restart.
 
-        One that rested has until `ready_by`, however long ago it was asked for.
+        A paused sandbox gets `ready_by` as its new deadline; others keep theirs.
         """
         what = (
             "phase = 'starting', reason = '', exit_code = NULL, cause = NULL,"
@@ -89,7 +89,7 @@ class SandboxTable:
         await self._set(tx, sandbox_id, what, ready_by=to_stored(ready_by))
 
     async def set_failed(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
-        """Store that a sandbox could not be started."""
+        """Set the phase to failed, with a reason."""
         what = (
             "phase = 'failed', reason = :reason,"
             " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END"
@@ -97,15 +97,15 @@ class SandboxTable:
         await self._set(tx, sandbox_id, what, reason=reason)
 
     async def set_reason(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
-        """Store why a sandbox does not get on, leaving the phase as it is."""
+        """Set the reason without changing the phase."""
         await self._set(tx, sandbox_id, "reason = :reason", reason=reason)
 
     async def set_report(
         self, tx: Transaction, sandbox_id: str, report: Report, ready_by: datetime
     ) -> None:
-        """Store what was seen; addresses that a report leaves out stay as they were.
+        """Store a backend's report; empty endpoints and facts of a report overwrite nothing.
 
-        One that ran or rested and does not answer has until `ready_by` to answer again.
+        A sandbox that was running or paused and is starting again gets `ready_by` as its deadline.
         """
         await self._set(
             tx,
@@ -131,7 +131,7 @@ class SandboxTable:
         )
 
     async def set_session_key(self, tx: Transaction, sandbox_id: str, key: Secret) -> None:
-        """Store the key that a sandbox's agent server takes from now on."""
+        """Set the session key, sealed and hashed."""
         what = "session_key_sealed = :sealed, session_key_hash = :hash"
         sealed = self._vault.seal(key.reveal().encode(), _context(sandbox_id))
         await self._set(tx, sandbox_id, what, sealed=sealed, hash=sha256(key.reveal()))
@@ -139,17 +139,17 @@ class SandboxTable:
     async def set_fetching(
         self, tx: Transaction, sandbox_id: str, reason: str, ready_by: datetime
     ) -> None:
-        """Store how far a fetch is, and until when the start may take."""
+        """Set the progress of a fetch as the reason, and the start deadline."""
         what, until = "reason = :reason, ready_by = :ready_by", to_stored(ready_by)
         await self._set(tx, sandbox_id, what, reason=reason, ready_by=until)
 
     async def set_unmade(self, tx: Transaction, sandbox_id: str, ready_by: datetime) -> None:
-        """Store that there is nothing of a sandbox, and until when its start may take."""
+        """Clear phase, handle and endpoints, so that the sandbox is created anew by `ready_by`."""
         what = "phase = NULL, handle = NULL, endpoints = :none, reason = '', ready_by = :ready_by"
         await self._set(tx, sandbox_id, what, none=_encode(()), ready_by=to_stored(ready_by))
 
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
-        """Give every sandbox that is starting until then."""
+        """Set the deadline of every sandbox that is starting."""
         await tx.run(
             "UPDATE sandboxes SET ready_by = :ready_by"
             " WHERE phase IS NULL OR phase = 'starting' OR target = 'restarted'",
@@ -161,11 +161,11 @@ class SandboxTable:
         await tx.run("DELETE FROM sandboxes WHERE id = :id", {"id": sandbox_id})
 
     async def find(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
-        """Return the sandbox, whoever owns it."""
+        """Return the sandbox, regardless of its owner."""
         return await self._find(reader or self._db, " WHERE id = :id", {"id": sandbox_id})
 
     async def find_owner(self, sandbox_id: str) -> str | None:
-        """Return the id of the user whose sandbox this is."""
+        """Return the id of the sandbox's owner."""
         return await self._db.value(
             "SELECT user_id FROM sandboxes WHERE id = :id", {"id": sandbox_id}
         )
@@ -175,7 +175,7 @@ class SandboxTable:
     ) -> Sandbox | None:
         """Return the sandbox whose session key has this SHA-256.
 
-        Requests to sandboxes are many, and show the same key.
+        Cached without `reader`, because many requests carry the same key.
         """
         where, params = " WHERE session_key_hash = :hash", {"hash": key_hash}
         if reader is not None:
@@ -184,26 +184,26 @@ class SandboxTable:
         return await self._db.keep(key, lambda: self._find(self._db, where, params))
 
     async def find_of_user(self, user_id: str, ids: list[str]) -> dict[str, Sandbox]:
-        """Return those of the named sandboxes that are this user's, by id."""
+        """Return the user's sandboxes with these ids, by id."""
         if not ids:
             return {}
         params = {"user_id": user_id, "ids": _encode(ids).decode()}
         return {one.id: one for one in await self._find_all(_OF_USER_BY_IDS, params)}
 
     async def find_of_clients(self, user_id: str, client_ids: Sequence[str]) -> list[Sandbox]:
-        """Return those of a user's sandboxes that clients know by these ids of their own."""
+        """Return the user's sandboxes with these client ids."""
         params = {"user_id": user_id, "ids": _encode(client_ids).decode()}
         return await self._find_all(_OF_USER_BY_CLIENT_IDS, params)
 
     async def bases(self) -> list[str]:
-        """Return the images, other than those of their specs, in which sandboxes run."""
+        """Return the images that sandboxes run in instead of the image of their spec."""
         return await self._db.column(
             "SELECT DISTINCT json_extract(spec, '$.base') AS base FROM sandboxes"
             " WHERE json_extract(spec, '$.base') <> ''"
         )
 
     async def awaited_layers(self) -> frozenset[str]:
-        """Return the layers with which sandboxes are to begin that were not made yet."""
+        """Return the layers of sandboxes that are not created yet."""
         return frozenset(
             await self._db.column(
                 "SELECT json_extract(spec, '$.layer') AS layer FROM sandboxes"
@@ -212,12 +212,12 @@ class SandboxTable:
         )
 
     async def search(self, user_id: str, page: SqlPage, limit: int) -> list[Sandbox]:
-        """Return so many of a user's sandboxes, from where a page begins."""
+        """Return at most `limit` of a user's sandboxes, from the start of a page."""
         where, params = ["user_id = :user_id", "target <> 'deleted'"], {"user_id": user_id}
         return await self._find_all(page.sql("", where, params, limit), params)
 
     async def running_of_user(self, user_id: str) -> list[Sandbox]:
-        """Return a user's sandboxes that run and shall go on running."""
+        """Return a user's running sandboxes whose target is RUNNING, oldest first."""
         return await self._find_all(
             " WHERE user_id = :user_id AND target = :target AND phase = :phase"
             " ORDER BY created_at, id",
@@ -225,11 +225,11 @@ class SandboxTable:
         )
 
     async def all(self) -> list[Sandbox]:
-        """Return every sandbox that there is or should be."""
+        """Return every sandbox, including those that are being deleted."""
         return await self._find_all("", {})
 
     async def summaries(self, backend: str | None = None) -> list[SandboxSummary]:
-        """Return the same, or those of a backend, but of each only what a look at all needs."""
+        """Return summaries of all sandboxes, or of those of one backend."""
         rows = await self._db.all(
             "SELECT id, backend, phase, handle FROM sandboxes"
             " WHERE backend = coalesce(:backend, backend)",
@@ -238,7 +238,7 @@ class SandboxTable:
         return [record_of(row, SandboxSummary) for row in rows]
 
     async def backends(self) -> list[str]:
-        """Return the names of the backends that sandboxes were made with."""
+        """Return the names of the backends that have sandboxes."""
         return await self._db.column("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
 
     async def _find(
@@ -251,7 +251,7 @@ class SandboxTable:
         return [self._from_row(row) for row in await self._db.all(_SELECT + where, params)]
 
     async def _set(self, tx: Transaction, sandbox_id: str, what: str, **params: Any) -> None:
-        """Store what has changed of a sandbox."""
+        """Update columns of a sandbox, and `updated_at`."""
         sql = " ".join(("UPDATE sandboxes SET", what, ", updated_at = :now WHERE id = :id"))
         await tx.run(sql, {"id": sandbox_id, "now": to_stored(now()), **params})
 
@@ -267,7 +267,7 @@ class SandboxTable:
             session_key_sealed=self._vault.seal(key.encode(), _context(sandbox.id)),
             session_key_hash=sha256(key),
         )
-        # The one is sealed, and the other one in a table of its own.
+        # The key is sealed; `client_id` is in `client_sandboxes`.
         del row["session_key"], row["client_id"]
         return row
 

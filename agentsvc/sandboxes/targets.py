@@ -1,4 +1,4 @@
-"""Stores the target state of sandboxes; the reconciler brings it about."""
+"""Stores the target of each sandbox; the reconciler then takes the sandbox there."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ from agentsvc.storage import Transaction
 
 
 class Targets(msgspec.Struct, kw_only=True, eq=False):
-    """Gives sandboxes their targets; each method with a transaction belongs to its caller's."""
+    """Sets targets; each method with a `tx` parameter runs in the caller's transaction."""
 
     stores: SandboxStores
     usage: ActivityTracker
@@ -32,9 +32,9 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         spare: WarmSandbox | None,
         when_full: WhenFull | None,
     ) -> Sandbox:
-        """Store a new sandbox that may run or waits; it is the spare one if that may run.
+        """Insert a new sandbox that runs or waits; the spare becomes it if it may run now.
 
-        Raises SandboxLimitReached where there is no room and it is not to wait.
+        Raises SandboxLimitReached if capacity is exhausted and the sandbox may not wait.
         """
         entered = await self._insert(tx, sandbox, spare, when_full)
         stored = await self.stores.sandboxes.find(entered.id, tx) or entered
@@ -50,7 +50,7 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         *,
         until_needed: bool = False,
     ) -> Sandbox:
-        """Do as `set`, in a transaction of its own; raises Conflict where that returns None."""
+        """Call `set` in a new transaction; raises Conflict if it returns None."""
         wanted = await self.stores.db.write(
             lambda tx: self.set(tx, sandbox_id, target, when_full, until_needed=until_needed)
         )
@@ -59,7 +59,7 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         return wanted
 
     async def set_now(self, sandbox_id: str, target: Target) -> Sandbox | None:
-        """Do as `set`, in a transaction of its own."""
+        """Call `set` in a new transaction."""
         return await self.stores.db.write(lambda tx: self.set(tx, sandbox_id, target))
 
     async def set(
@@ -71,10 +71,10 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         *,
         until_needed: bool = False,
     ) -> Sandbox | None:
-        """Store what is wanted of a sandbox; None if it is being deleted or gone already.
+        """Set the target of a sandbox; return None if it is unknown or being deleted.
 
-        The next message resumes one that is to rest until it is needed, unless its user had it rest
-        before. Raises SandboxLimitReached as `enter` does.
+        With `until_needed` the next message resumes a resting sandbox, unless its user had paused or
+        stopped it before. Raises SandboxLimitReached like `enter`.
         """
         before = await self.stores.sandboxes.find(sandbox_id, tx)
         if before is None or before.target is Target.DELETED:
@@ -87,7 +87,7 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         if target.is_rest or target is Target.DELETED:
             await self.stores.uses.clear_queued(tx, sandbox_id)
             return await self._announce(tx, before)
-        # To want it running is to use it, which `agentsvc prune` beside the server has to know, too.
+        # This counts as use; stored because `agentsvc prune` reads it in another process.
         self.usage.note(sandbox_id)
         await self.stores.uses.set_active(tx, {sandbox_id: now()})
         if not holds_room(before):
@@ -96,7 +96,7 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         return await self._announce(tx, before)
 
     async def let_in(self, tx: Transaction, sandbox_id: str) -> None:
-        """Let a sandbox run that has waited for room; it has all its time to start."""
+        """Let a queued sandbox run; its start deadline begins now."""
         before = await self.stores.sandboxes.find(sandbox_id, tx)
         if before is None:
             return
@@ -126,19 +126,19 @@ class Targets(msgspec.Struct, kw_only=True, eq=False):
         return sandbox
 
     async def _make_room(self, tx: Transaction, sandbox: Sandbox) -> None:
-        """Let go what is there for nobody, where somebody else would have no room."""
+        """Retire the spares of the warm pool if the sandbox would not fit otherwise."""
         if not await self.admission.has_room(tx, held_of(sandbox)):
             await self.warm_pool.make_room(tx)
 
     async def _announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
-        """Tell of what is wanted now, once it is stored, and have it brought about."""
+        """After the commit, notify listeners of the new target and wake the reconciler."""
         after = await self.stores.announce(tx, before)
         tx.after_commit(lambda: self.reconciler.wake(before.id))
         return after
 
 
 def _from_spare(sandbox: Sandbox, spare: WarmSandbox) -> Sandbox:
-    """Return a new sandbox as one that was started already, and is not told yet for whom it is."""
+    """Return the new sandbox with the id, handle and endpoints of a claimed spare."""
     return msgspec.structs.replace(
         sandbox,
         id=spare.id,

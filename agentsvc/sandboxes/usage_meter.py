@@ -1,6 +1,6 @@
 """Resource usage of sandboxes, polled from their backends and cached.
 
-Whoever lists sandboxes is told what was last measured; no backend is asked for that.
+Lists of sandboxes show the cached measurement and call no backend.
 """
 
 import asyncio
@@ -19,36 +19,36 @@ from agentsvc.sandboxes.state import Sandbox, SandboxSummary
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 8
+_CONCURRENCY: Final = 8
 _MAX_KEPT: Final = 240
-"""How many measurements of each sandbox are remembered."""
+"""How many measurements of each sandbox are kept."""
 _MEASURED: Final = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
 class UsageSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox used at a moment."""
+    """Resource usage of a sandbox at a point in time."""
 
     usage: Usage
     at: datetime
 
 
 class Meter(msgspec.Struct, eq=False):
-    """Knows what each sandbox used when it was looked at lately."""
+    """Measures sandboxes and caches the results."""
 
     calls: BackendCalls
     _known: dict[str, UsageSample] = {}
     _recent: dict[str, deque[UsageSample]] = {}
 
     def find(self, sandbox: Sandbox) -> UsageSample | None:
-        """Return what was last measured of a sandbox, None where it cannot use anything now."""
+        """Return the last measurement of a sandbox, or None if its phase uses no resources."""
         return self._known.get(sandbox.id) if sandbox.phase in _MEASURED else None
 
     def recent(self, sandbox: Sandbox) -> list[UsageSample]:
-        """Return the last measurements of a sandbox since the server started, oldest first."""
+        """Return the kept measurements of a sandbox since the server started, oldest first."""
         return list(self._recent.get(sandbox.id, ()))
 
     async def measure(self, sandboxes: Sequence[SandboxSummary]) -> None:
-        """Ask about all of these, and forget the others; each backend by itself."""
+        """Measure these sandboxes, all backends concurrently, and drop all other measurements."""
         by_backend: defaultdict[str, list[SandboxSummary]] = defaultdict(list)
         for sandbox in sandboxes:
             if sandbox.phase in _MEASURED and sandbox.handle is not None:
@@ -57,7 +57,7 @@ class Meter(msgspec.Struct, eq=False):
         async with asyncio.TaskGroup() as group:
             for name, its in by_backend.items():
                 queue = its[::-1]
-                for _ in range(min(_AT_ONCE, len(queue))):
+                for _ in range(min(_CONCURRENCY, len(queue))):
                     group.create_task(self._work(name, queue, found))
         self._known = found
         self._recent = {
@@ -82,7 +82,7 @@ class Meter(msgspec.Struct, eq=False):
                     extra={"sandbox_id": sandbox.id, "reason": str(exc)},
                 )
                 if exc.may_pass:
-                    # What does not answer now is not asked about each sandbox.
+                    # A backend that is unavailable is not asked about its other sandboxes.
                     queue.clear()
                 continue
             if usage is not None:

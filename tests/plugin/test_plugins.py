@@ -266,14 +266,14 @@ BROKEN = {
     "agentsvc_on_evnt": HOOK + "def agentsvc_on_evnt(event): pass",
     "evnt": HOOK + "def agentsvc_on_event(evnt): pass",
     "KeyError: 'gone'": HOOK + "def agentsvc_register_specs(): return [{}['gone']]",
-    "does not say its `api_version`": CLASS
+    "does not define its `api_version`": CLASS
     + "class Other(CloudBackend):\n    api_version = None"
     + OFFER,
-    "does not say its `Config`": CLASS + "class Other(CloudBackend):\n    Config = dict" + OFFER,
+    "does not define its `Config`": CLASS + "class Other(CloudBackend):\n    Config = dict" + OFFER,
     "forbid_unknown_fields": CLASS
     + "class Loose(msgspec.Struct): pass\nclass Other(CloudBackend):\n    Config = Loose"
     + OFFER,
-    "a capability that does not exist": CLASS
+    "has an unknown capability": CLASS
     + "class Other(CloudBackend):\n    capabilities = frozenset(['fly'])"
     + OFFER,
 }
@@ -371,7 +371,7 @@ NOT_FITTING: dict[str, dict[str, Any]] = {
         "sandboxes": SandboxesConfig(default_backend="cloud", default_spec="big")
     },
     "specs.big is for the backend `docker`": {"specs": {"big": SpecConfig(backend="docker")}},
-    "specs.big does not fit: The fake backend cannot enforce limits": {
+    "specs.big is invalid: The fake backend cannot enforce limits": {
         "specs": {"big": SpecConfig(limits=SpecLimitsConfig(pids=1))}
     },
 }

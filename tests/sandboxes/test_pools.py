@@ -182,7 +182,7 @@ async def test_sandboxes_are_found_again_after_a_restart(
     [
         ({"pool": []}, "is not a list of backends"),
         ({"pool": "big"}, "is not a list of backends"),
-        ({"pool": ["big"], "type": "big"}, "takes nothing but `pool`: type"),
+        ({"pool": ["big"], "type": "big"}, "takes no key but `pool`: type"),
         ({"pool": ["gone"]}, "names `gone`, and there is no such backend"),
         ({"pool": ["machines"]}, "names `machines`, and there is no such backend"),
     ],

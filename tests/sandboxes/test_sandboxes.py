@@ -443,7 +443,7 @@ async def test_a_delete_that_fails_is_tried_again_and_logged_once(
     fake_world.always["delete"] = KeyError("a bug of the backend")
     await client.delete(f"{PATH}/{sandbox_id}")
     await fake_world.sweeps(4)
-    text = "sandbox could not be removed, and will be tried again"
+    text = "sandbox not removed, will be retried"
     failures = [
         one for one in caplog.records if one.message == text and one.levelno > logging.DEBUG
     ]

@@ -174,7 +174,7 @@ async def test_a_backend_that_breaks_the_contract_fails_the_sandbox_and_is_logge
 ) -> None:
     fake_world.next["create"] = [KeyError("a bug")]
     sandbox = await client.wait_for_sandbox(await order(client), "ERROR")
-    assert sandbox["status_detail"] == "The backend `fake` failed in a way it should not"
+    assert sandbox["status_detail"] == "The backend `fake` raised an unexpected error"
     [record] = messages(caplog, "sandbox step failed")
     assert record.exc_info
 

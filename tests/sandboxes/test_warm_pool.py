@@ -288,7 +288,7 @@ async def test_where_there_can_be_none_the_log_says_why(
     service = await serve(network=Network.NONE)
     await until(lambda: "warm pool disabled" in caplog.text)
     (record,) = [one for one in caplog.records if "warm pool disabled" in one.getMessage()]
-    assert vars(record)["reason"] == "what it reaches depends on its user"
+    assert vars(record)["reason"] == "its network access depends on its user"
     assert await spares(service) == []
 
 

@@ -1,7 +1,7 @@
-"""Capacity: what may run at the same time, who waits, and who is paused to make room. Pure.
+"""Capacity: which sandboxes may run, which wait, and which are paused to make room. No I/O.
 
-The one notion of capacity for all who need one: limits of the server, of a backend and of a user
-are a `CapacityLimits`, what runs is a `Load`. Whoever places sandboxes asks `roomiest`.
+The limits of the server, of a backend and of a user are each a `CapacityLimits`; what runs is a
+`Load`. Placement of sandboxes uses `roomiest`.
 """
 
 import math
@@ -17,34 +17,34 @@ from agentsvc.sandboxes.state import Sandbox
 
 
 class CapacityLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What may run at the same time."""
+    """The maximum that may run at the same time."""
 
     sandboxes: float = math.inf
     memory_bytes: float = math.inf
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs, or is about to. Memory counts where a sandbox has a limit of it."""
+    """Running and starting sandboxes; memory is the sum of their memory limits."""
 
     sandboxes: int = 0
     memory_bytes: int = 0
 
 
 class AdmittedSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox that takes room, or waits for some."""
+    """A sandbox that counts against capacity, or waits in the queue."""
 
     id: str
     user_id: str
     backend: str
     load: Load
     since: datetime
-    """When it was last used; of one that waits, since when it does."""
+    """When it was last used, or since when it has been waiting."""
     is_leaving: bool = False
-    """Whether it is to run no more, and is still there."""
+    """Whether its target is to rest or be deleted, but it still runs."""
 
 
 def held_of(sandbox: Sandbox | WarmSandbox) -> AdmittedSandbox:
-    """Return what a sandbox takes, since now; one that is for nobody yet has no user."""
+    """Return the capacity entry of a sandbox as of now; a warm pool sandbox has no user."""
     return AdmittedSandbox(
         id=sandbox.id,
         user_id=sandbox.user_id if isinstance(sandbox, Sandbox) else "",
@@ -55,7 +55,7 @@ def held_of(sandbox: Sandbox | WarmSandbox) -> AdmittedSandbox:
 
 
 def total(loads: Iterable[Load]) -> Load:
-    """Return all together."""
+    """Return the sum of loads."""
     sandboxes = memory_bytes = 0
     for load in loads:
         sandboxes += load.sandboxes
@@ -64,15 +64,16 @@ def total(loads: Iterable[Load]) -> Load:
 
 
 def fits(room: CapacityLimits, load: Load, wanted: Load) -> bool:
-    """Whether there is room for what is wanted beside what runs."""
+    """Return whether the wanted load fits into the limits beside the present load."""
     after = total((load, wanted))
     return after.sandboxes <= room.sandboxes and after.memory_bytes <= room.memory_bytes
 
 
 def roomiest(places: Mapping[str, tuple[CapacityLimits, Load]], wanted: Load) -> list[str]:
-    """Return the names of the places where something fits, the one with most room left first.
+    """Return the names of the places where the load fits, the one with most room left first.
 
-    A place without a limit has more room than any with one; of those, the emptiest comes first.
+    A place without a limit ranks before any with one; of several such, the one with fewest
+    sandboxes comes first.
     """
 
     def rank(name: str) -> tuple[float, float, int, str]:
@@ -85,14 +86,14 @@ def roomiest(places: Mapping[str, tuple[CapacityLimits, Load]], wanted: Load) ->
 
 
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """All the limits there are: of the server, of each backend and of every user."""
+    """The limits of the server, of each backend and of each user."""
 
     server: CapacityLimits = CapacityLimits()
     user: CapacityLimits = CapacityLimits()
     backends: Mapping[str, CapacityLimits] = {}
 
     def blocks(self, held: Collection[AdmittedSandbox], wanted: AdmittedSandbox) -> str | None:
-        """Return which limit stands in the way of one more, in words, or None if it fits."""
+        """Return a text that names the exceeded limit, or None if the sandbox fits."""
         of_user = total(one.load for one in held if one.user_id == wanted.user_id)
         if not fits(self.user, of_user, wanted.load):
             return "your limit of running sandboxes is reached"
@@ -104,21 +105,21 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def wait_reason(self, held: Collection[AdmittedSandbox], waiting: AdmittedSandbox) -> str:
-        """Return why one does not run yet, in words."""
+        """Return a text that tells why a queued sandbox does not run yet."""
         return self.blocks(held, waiting) or "others are before it"
 
     def can_ever_hold(self, wanted: AdmittedSandbox) -> bool:
-        """Whether it would fit if nothing else ran."""
+        """Return whether the sandbox would fit if no other ran."""
         return self.blocks((), wanted) is None
 
 
 def in_turn(
     waiting: Sequence[AdmittedSandbox], held: Iterable[AdmittedSandbox]
 ) -> list[AdmittedSandbox]:
-    """Return those who wait in the order in which they get room, fair between users.
+    """Return waiting sandboxes in the order of their admission, fair between users.
 
-    Whoever has least running, counting those of theirs that are before it, comes first; between
-    equals it is the one that has waited longest.
+    The sandbox whose user has fewest running, counting that user's earlier ones in the queue, comes
+    first; ties go to the one that has waited longest.
     """
     running = Counter(one.user_id for one in held)
     ranked: list[tuple[int, datetime, str, AdmittedSandbox]] = []
@@ -131,10 +132,10 @@ def in_turn(
 def admit(
     limits: ServerLimits, held: Collection[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
 ) -> list[AdmittedSandbox]:
-    """Return those who wait and get room now, in turn.
+    """Return the waiting sandboxes that may run now, in order.
 
-    Who is first for a backend keeps its turn until it fits there: one that needs less does not
-    overtake. One whose own user is at the limit holds up nobody else.
+    The first sandbox for a backend blocks that backend until it fits: a smaller one does not
+    overtake it. A sandbox whose user is at the user limit blocks no other.
     """
     present, admitted = list(held), list[AdmittedSandbox]()
     closed: set[str] = set()
@@ -156,10 +157,10 @@ def idlest(
     idle: Collection[AdmittedSandbox],
     wanted: AdmittedSandbox,
 ) -> list[AdmittedSandbox]:
-    """Return the idle sandboxes whose pause would make room, those idle longest first.
+    """Return the idle sandboxes whose pause would make room, longest idle first.
 
-    None, where enough are leaving already. A user's own may always go. Those of others go only as long as they have more running than
-    the one who wants room.
+    Empty if enough are leaving already. The user's own sandboxes always qualify; those of another
+    user only if that user has more running than the user who needs room.
     """
     if limits.blocks([one for one in held if not one.is_leaving], wanted) is None:
         return []
@@ -180,7 +181,7 @@ def _relieves(
     one: AdmittedSandbox,
     wanted: AdmittedSandbox,
 ) -> bool:
-    """Whether a limit that stands in the way counts this sandbox."""
+    """Return whether this sandbox counts against the limit that blocks the wanted one."""
     mine = [other for other in held if other.user_id == wanted.user_id]
     if not fits(limits.user, total(other.load for other in mine), wanted.load):
         return one.user_id == wanted.user_id

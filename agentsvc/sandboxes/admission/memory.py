@@ -1,4 +1,4 @@
-"""Free memory of this machine, or of the server's control group. Linux only; blocks."""
+"""Available memory of this machine and of the server's control group. Linux only; blocks."""
 
 import contextlib
 from pathlib import Path
@@ -8,7 +8,7 @@ _ROOT: Final = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """Return how much can be had before the kernel runs short, None where nobody says."""
+    """Return the available memory in bytes, or None if it is unknown."""
     found = [_of_machine(root / "proc/meminfo"), *_of_groups(root)]
     return min((one for one in found if one is not None), default=None)
 
@@ -22,7 +22,7 @@ def _of_machine(file: Path) -> int | None:
 
 
 def _of_groups(root: Path) -> list[int | None]:
-    """Return what the server's group and those around it may still take."""
+    """Return the available memory of the server's control group and of its ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -45,7 +45,7 @@ _FILES: Final = {
 
 
 def _of_group(group: Path, limit: str, usage: str) -> int | None:
-    """Return what is left of a group's limit; what the kernel would give up at once is no use."""
+    """Return the rest of a group's limit; inactive page cache does not count as used."""
     try:
         most = (group / limit).read_text().strip()
         if most == "max":

@@ -1,4 +1,4 @@
-"""Chooses the backend of a sandbox whose spec names several. Pure."""
+"""Chooses the backend of a sandbox whose spec names a group of backends. No I/O."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -21,11 +21,10 @@ _NOT_ASKED: Final = Health(ok=False, reason="it was not asked yet")
 
 
 def find_fitting(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) -> list[Spec]:
-    """Return the spec for each backend to which a sandbox may go; raises why it may go nowhere.
+    """Return the spec for each backend that can take a sandbox, with isolation and limits applied.
 
-    Each asks for the isolation and the limits that are needed there.
-
-    A backend of a group that is down is left out. One that is named alone is the only one, be it down.
+    Unhealthy backends of a group are skipped; a backend that is no group is used whatever its
+    health. Raises OrderRejected or BackendUnavailable with all reasons if no backend fits.
     """
     name = spec.backend
     members = registry.members(name)
@@ -51,7 +50,7 @@ def find_fitting(registry: BackendRegistry, spec: Spec, config: SandboxesConfig)
 def choose(
     specs: Sequence[Spec], *, limits: ServerLimits, held: Collection[AdmittedSandbox], wanted: Load
 ) -> Spec:
-    """Return the spec of the backend with most room; where there is none, with fewest sandboxes."""
+    """Return the spec of the backend with most room, or with fewest sandboxes if all are full."""
     by_name = {spec.backend: spec for spec in specs}
     state: Mapping[str, tuple[CapacityLimits, Load]] = {
         name: (
@@ -65,9 +64,9 @@ def choose(
 
 
 def checked(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) -> Spec:
-    """Return a spec with the isolation and the limits that it has at its backend.
+    """Return the spec with the isolation floor and default limits of its backend.
 
-    Raises OrderRejected where the backend cannot hold it so, BackendUnavailable if it is away.
+    Raises OrderRejected if the backend cannot enforce them, BackendUnavailable if it is not open.
     """
     backend = registry.get(spec.backend)
     held = with_floor(spec, floor_of(backend, config))

@@ -1,7 +1,7 @@
-"""Lets sandboxes run as far as there is room; others wait for their turn, also over a restart.
+"""The admission queue: sandboxes beyond the limits wait for their turn, also across restarts.
 
-What fits and whose turn it is, is decided in `capacity`; here it is looked up and stored, in the
-transaction that wants a sandbox to run.
+`capacity` decides what fits and whose turn it is; this module reads and stores the state for it, in
+the transaction that sets a sandbox's target to running.
 """
 
 import logging
@@ -36,7 +36,7 @@ type LetIn = Callable[[Transaction, str], Awaitable[None]]
 
 
 class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
-    """Knows the limits, and who waits."""
+    """Admits sandboxes within the limits and queues the others."""
 
     stores: SandboxStores
     supervisor: Supervisor
@@ -45,30 +45,30 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
     usage: ActivityTracker
     let_in: LetIn
     _may_wait: bool = True
-    """Whether somebody may wait, as when the server stopped."""
+    """Whether sandboxes may be waiting; true at startup, until the queue was found empty."""
     _has_changed: bool = False
     _on_wanted: list[Callable[[], None]] = []
 
     def __post_init__(self) -> None:
-        """Look who fits after each change."""
+        """Run admission after each change of a sandbox."""
         self.stores.changes.listen(lambda _before, _after: self.admit_soon())
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is any limit."""
+        """Whether the server or any backend is limited, or all users are."""
         rooms = (self.limits.server, self.limits.user, *self.limits.backends.values())
         return any(room != CapacityLimits() for room in rooms)
 
     async def is_limited_for(self, reader: Queryable, user_id: str) -> bool:
-        """Whether there is any limit for a user."""
+        """Return whether any limit or quota applies to a user."""
         return self.is_limited or await find_running(reader, user_id) is not None
 
     def on_wanted(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` whenever somebody waits for an idle sandbox to be paused."""
+        """Call `listener()` whenever a sandbox starts to wait for an idle one to be paused."""
         self._on_wanted.append(listener)
 
     async def has_room(self, reader: Queryable, wanted: AdmittedSandbox) -> bool:
-        """Say whether one more fits whoever it is for, and nobody waits."""
+        """Return whether a sandbox fits regardless of its user, and no sandbox waits."""
         if not self.is_limited:
             return True
         held = [one for one in await self.stores.uses.held(reader) if one.id != wanted.id]
@@ -76,11 +76,10 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
         return limits.blocks(held, wanted) is None and not await self.stores.uses.waiting(reader)
 
     async def enter(self, tx: Transaction, sandbox: Sandbox, when_full: WhenFull | None) -> bool:
-        """Say whether a stored sandbox may run now; otherwise it waits from now on.
+        """Return whether a stored sandbox may run now; otherwise queue it.
 
-        Raises SandboxLimitReached where it is not to wait, OrderRejected where it would never
-        fit, and QuotaExceeded where its user has enough. The caller's transaction must then come
-        to nothing.
+        Raises SandboxLimitReached if it may not wait, OrderRejected if it would never fit, and
+        QuotaExceeded if its user's quota is used up. The caller must then roll back its transaction.
         """
         most = await find_running(tx, sandbox.user_id)
         if most is None and not self.is_limited:
@@ -94,7 +93,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
             return True
         if not self.limits.can_ever_hold(wanted):
             raise OrderRejected(
-                "A sandbox of this spec needs more than may run at all: see `max_memory_bytes`"
+                "A sandbox of this spec exceeds the capacity on its own: see `max_memory_bytes`"
                 " in the server's config"
             )
         await self._wait(tx, wanted, held, waiting, when_full or self.config.when_full)
@@ -129,7 +128,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
                 tx.after_commit(listener)
 
     async def count_of(self, user_id: str) -> int:
-        """Return how many sandboxes of a user run, or wait to."""
+        """Return the number of a user's running and waiting sandboxes."""
 
         async def body(reader: Queryable) -> int:
             counted = (
@@ -143,7 +142,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
     async def find_idle(
         self, wanted: AdmittedSandbox, tx: Queryable | None = None
     ) -> list[AdmittedSandbox]:
-        """Return the sandboxes whose pause would make room, those idle longest first."""
+        """Return the idle sandboxes whose pause would make room, longest idle first."""
         reader = tx or self.stores.db
         held = [one for one in await self.stores.uses.held(reader) if one.id != wanted.id]
         latest = now() - timedelta(seconds=self.config.min_idle_seconds)
@@ -160,7 +159,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
         return capacity.idlest(self.limits, held, idle, wanted)
 
     async def find_awaiting_idle(self) -> list[AdmittedSandbox]:
-        """Return the sandboxes that wait for an idle one to be paused, in turn."""
+        """Return the sandboxes that wait for an idle one to be paused, in order of admission."""
         if not self._may_wait:
             return []
         ids = await self.stores.uses.ids_wanting(self.stores.db)
@@ -168,9 +167,9 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
         return capacity.in_turn(waiting, await self.stores.uses.held(self.stores.db))
 
     async def find_wait(self, sandbox_id: str) -> tuple[int, str] | None:
-        """Return the place of a sandbox among those that wait for its backend, and why it waits.
+        """Return a sandbox's position in the queue of its backend, and why it waits.
 
-        None for one that does not wait.
+        None if it does not wait.
         """
 
         async def body(reader: Queryable) -> tuple[int, str] | None:
@@ -185,7 +184,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
         return await self.stores.db.read(body) if self._may_wait else None
 
     def admit_soon(self) -> None:
-        """Let in, in the background, whoever there is room for now."""
+        """Schedule admission of the waiting sandboxes that fit now."""
         if self._may_wait:
             self._has_changed = True
             self.supervisor.spawn(_TASK, self._run)
@@ -212,7 +211,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
     async def _store_positions(
         self, tx: Transaction, held: Sequence[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
     ) -> None:
-        """Say in each record that waits which place it has, where that has changed."""
+        """Update the reason of each waiting sandbox whose position or cause has changed."""
         places = _positions(waiting, held)
         for one in waiting:
             sandbox_id, cause = one.id, self.limits.wait_reason(held, one)
@@ -227,7 +226,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
 def _positions(
     waiting: Sequence[AdmittedSandbox], held: Sequence[AdmittedSandbox]
 ) -> dict[str, int]:
-    """Return the place of each that waits, counted from 1 for each backend."""
+    """Return the position of each waiting sandbox, counted from 1 for each backend."""
     places: dict[str, int] = {}
     last: dict[str, int] = {}
     for one in capacity.in_turn(waiting, held):
@@ -236,7 +235,7 @@ def _positions(
 
 
 def limits_of(config: SandboxesConfig, rooms: Mapping[str, CapacityConfig]) -> ServerLimits:
-    """Return what the configuration says may run at the same time."""
+    """Return the configured limits; 0 means no limit."""
     return ServerLimits(
         server=_room(config.max_running, config.max_memory_bytes),
         user=_room(config.max_running_per_user, 0),

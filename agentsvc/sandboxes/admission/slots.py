@@ -1,8 +1,8 @@
 """Limits how many conversations start on this machine at the same time; fair between users.
 
-More at once than there are processors would all be ready late, and none early. Whose turn it is
-follows the rule of room for sandboxes: in order, fair between users. All is kept in memory only:
-after a restart those that go on ask again, and `expect` keeps the oldest in front.
+With more starts than processors, all would be ready late and none early. Slots are granted in the
+order in which sandboxes are admitted. State is kept in memory only: after a restart, resumed starts
+call `acquire` again, and `expect` keeps the oldest in front.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from agentsvc.sandboxes.admission.capacity import (
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS: Final = 0.25
-"""Time between two looks of one that waits at its place; each change of it is stored."""
+"""Interval at which a waiting start reports its position; each change is stored."""
 
 type OnPlace = Callable[[int], Awaitable[None]]
 
 
 class StartLane(StrEnum):
-    """What a start needs first. Those of one lane wait for each other only."""
+    """What a start needs first; starts wait only for others of the same lane."""
 
     NEW = "new"
-    """A sandbox that is made for it, or starts again."""
+    """A sandbox that is created for it, or restarted."""
     RUNNING = "running"
-    """Nothing: its sandbox runs."""
+    """Its sandbox runs already."""
 
 
 class _Waiting(msgspec.Struct, kw_only=True):
@@ -50,22 +50,22 @@ class _Waiting(msgspec.Struct, kw_only=True):
 
 
 class _Queue:
-    """The places of one lane, and who waits for one."""
+    """The slots of one lane, and the starts that wait for one."""
 
     def __init__(self, places: int) -> None:
         self._limits = ServerLimits(server=CapacityLimits(sandboxes=places))
         self.held: dict[str, AdmittedSandbox] = {}
         self.waiting: dict[str, _Waiting] = {}
         self._turns: dict[str, int] = {}
-        """How many turns that ended each user had who has a place or waits, less what all had."""
+        """Ended turns of each present user, minus the smallest such number."""
 
     def join(self, waiting: _Waiting) -> None:
-        """Let one wait; a user who comes to it has had as many turns as who had fewest."""
+        """Add a waiting start; a new user begins with the smallest number of ended turns."""
         self._turns.setdefault(waiting.wanted.user_id, min(self._turns.values(), default=0))
         self.waiting[waiting.wanted.id] = waiting
 
     def drop(self, task_id: str) -> None:
-        """Let one neither wait nor have a place."""
+        """Remove a start from the queue and release its slot."""
         waiting = self.waiting.pop(task_id, None)
         if waiting is not None:
             waiting.is_over.set()
@@ -77,8 +77,8 @@ class _Queue:
         self._turns = {user: had - least for user, had in self._turns.items() if user in present}
 
     def admit(self) -> list[str]:
-        """Give the free places away, and return to whom; the others have a place in the queue."""
-        # Turns that ended take no room, and count when it is said who is next.
+        """Grant free slots and return the ids of their starts; set the others' positions."""
+        # Ended turns have no load, but count in the order of admission.
         held = [*self.held.values(), *self._ended()]
         admitted = admit(self._limits, held, self._wanted())
         for one in admitted:
@@ -101,32 +101,32 @@ class _Queue:
 
 
 class StartSlots:
-    """Gives starts a place to work, and takes it back from those that take long."""
+    """Grants starts a slot, and releases the slot of a start that takes too long."""
 
     def __init__(self, places: int, *, lapse_seconds: float) -> None:
-        """Have so many places in each lane; 0 is as many as fit the processors."""
+        """Create the lanes with this many slots each; 0 derives it from the processors."""
         self._queues = {lane: _Queue(places or _default_size()) for lane in StartLane}
         self._lapse_seconds = lapse_seconds
         self._expected: set[str] = set()
         self._lapses: dict[str, asyncio.TimerHandle] = {}
         self._served: set[str] = set()
         self._unmade: dict[str, str] = {}
-        """By start, the sandbox that is not made before its turn."""
+        """By start id, the sandbox whose creation is deferred until its turn."""
 
     def defer(self, start_id: str, sandbox_id: str) -> None:
-        """Have a sandbox not be made until `release`, or until the start leaves."""
+        """Defer creating a sandbox until `allow`, or until the start is removed."""
         self._unmade[start_id] = sandbox_id
 
     def allow(self, sandbox_id: str) -> None:
-        """Let a sandbox be made, whoever waits for it."""
+        """Stop deferring a sandbox, whichever start it belongs to."""
         self._unmade = {key: held for key, held in self._unmade.items() if held != sandbox_id}
 
     def is_deferred(self, sandbox_id: str) -> bool:
-        """Whether a sandbox is not to be made now."""
+        """Return whether creating a sandbox is deferred."""
         return sandbox_id in self._unmade.values()
 
     def expect(self, task_ids: Iterable[str]) -> None:
-        """Give nobody a turn until each of these has asked for one, left, or taken too long."""
+        """Grant no slot until each of these starts has called `acquire`, was removed, or timed out."""
         expected = set(task_ids)
         if expected:
             self._expected |= expected
@@ -136,12 +136,12 @@ class StartSlots:
     async def acquire(
         self, start_id: str, user_id: str, since: datetime, lane: StartLane | None, report: OnPlace
     ) -> bool:
-        """Wait for a turn, told each place meanwhile; says whether there was a wait.
+        """Wait for a slot, reporting each position meanwhile; return whether there was a wait.
 
-        Without a lane none is needed, and whoever has had one goes on at once. It is theirs until
-        `give_back`, `remove`, or it lapses. Who is made to leave meanwhile goes on and has none.
+        Returns at once without a lane, or if the start has had a slot before. The start keeps the
+        slot until `give_back`, `remove` or the lapse timeout. `remove` ends the wait without a slot.
         """
-        place = Load(sandboxes=1)  # one, as a sandbox would take
+        place = Load(sandboxes=1)  # a slot, counted like a sandbox
         wanted = AdmittedSandbox(id=start_id, user_id=user_id, backend="", load=place, since=since)
         waiting = _Waiting(wanted=wanted, is_over=asyncio.Event())
         if lane is not None and not self.was_granted(start_id):
@@ -159,17 +159,17 @@ class StartSlots:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody works, waits, or is expected."""
+        """Whether no start has a slot, waits, or is expected."""
         return not self._expected and not any(
             queue.held or queue.waiting for queue in self._queues.values()
         )
 
     def was_granted(self, task_id: str) -> bool:
-        """Say whether it is, or was, a start's turn."""
+        """Return whether a start has or had a slot."""
         return task_id in self._lapses or task_id in self._served
 
     def give_back(self, task_id: str) -> None:
-        """Let others work in place of a start that needs this machine no more for now."""
+        """Release the slot of a start; `was_granted` stays true."""
         lapse = self._lapses.pop(task_id, None)
         if lapse is not None:
             lapse.cancel()
@@ -177,7 +177,7 @@ class StartSlots:
             self._drop(task_id)
 
     def remove(self, task_id: str) -> None:
-        """Forget a start, whether it waits, works, or is done; later it may ask again."""
+        """Forget a start in any state; it may call `acquire` again later."""
         self.give_back(task_id)
         self._unmade.pop(task_id, None)
         self._served.discard(task_id)
@@ -190,7 +190,7 @@ class StartSlots:
         self._grant()
 
     def _grant(self) -> None:
-        """Give turns to whoever there is a place for."""
+        """Grant free slots, unless starts are expected."""
         if self._expected:
             return
         loop = asyncio.get_running_loop()
@@ -211,6 +211,6 @@ class StartSlots:
 
 
 def _default_size() -> int:
-    # Twice the processors, since each start waits for something half of its time.
+    # Twice the processors, because each start waits for I/O half of its time.
     has_affinity = hasattr(os, "sched_getaffinity")
     return 2 * (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""The SQL of what sandboxes take: who holds room, who waits for it, and when each was last used."""
+"""The SQL of sandbox usage: capacity, the queue, times of last use and failed removals."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -44,7 +44,7 @@ _REMOVALS: Final = """SELECT b.id AS sandbox_id, b.user_id, b.backend, b.spec_id
 
 
 class UnusedSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox in which no agent runs and nothing starts, as far as is stored."""
+    """A sandbox without a running agent or a start, according to the database."""
 
     id: str
     user_id: str
@@ -57,31 +57,31 @@ class UnusedSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_stop(self) -> bool:
-        """Whether it has memory that may be wanted no more."""
+        """Whether it runs or is paused with its memory kept, so that stopping frees it."""
         has_memory = self.phase is Phase.PAUSED and self.paused_as is not PausedAs.STOPPED
         is_paused = self.target in (Target.PAUSED, Target.RECLAIMED, Target.HIBERNATED)
         return self.may_pause or (has_memory and is_paused)
 
     @property
     def may_reclaim(self) -> bool:
-        """Whether it is paused with its memory where it was, and nothing else is wanted."""
+        """Whether it is paused with its memory in place, and its target is PAUSED."""
         is_frozen = self.phase is Phase.PAUSED and self.paused_as is PausedAs.FROZEN
         return is_frozen and self.target is Target.PAUSED
 
     @property
     def may_hibernate(self) -> bool:
-        """Whether it is paused with its memory in this machine's own, and nothing else is wanted."""
+        """Whether it is paused in RAM or swap, and its target is no deeper rest."""
         has_memory = self.phase is Phase.PAUSED and self.paused_as in TAKES_MEMORY
         return has_memory and self.target in (Target.PAUSED, Target.RECLAIMED)
 
     @property
     def may_pause(self) -> bool:
-        """Whether it runs, and may be wanted to run no more."""
+        """Whether it runs and its target is RUNNING."""
         return self.target is Target.RUNNING and self.phase is Phase.RUNNING
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox that is to be removed, and what stood in the way so far."""
+    """A sandbox whose removal has failed so far, with the last reason."""
 
     sandbox_id: str
     user_id: str | None
@@ -93,44 +93,44 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UseTable:
-    """Reads and writes what sandboxes take; each method is one statement."""
+    """Reads and writes sandbox usage; each method is one statement."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     async def held(self, reader: Queryable) -> list[AdmittedSandbox]:
-        """Return the sandboxes that run or are about to, those on their way out included."""
-        return [_to_held(row) for row in await reader.all(_HELD)]
+        """Return running and starting sandboxes and spares, including those that are leaving."""
+        return [_to_admitted(row) for row in await reader.all(_HELD)]
 
     async def waiting(self, reader: Queryable) -> list[AdmittedSandbox]:
-        """Return the sandboxes that wait for room."""
-        return [_to_held(row) for row in await reader.all(_WAITING)]
+        """Return the sandboxes in the queue."""
+        return [_to_admitted(row) for row in await reader.all(_WAITING)]
 
     async def unused(self, reader: Queryable) -> list[UnusedSandbox]:
-        """Return the sandboxes in which no agent runs and nothing starts."""
+        """Return the sandboxes without a running agent or a start."""
         return [record_of(row, UnusedSandbox) for row in await reader.all(_IDLE)]
 
     async def failed_removals(self, limit: int) -> list[Removal]:
-        """Return the sandboxes whose removal has failed so far, the oldest first."""
+        """Return the sandboxes whose removal has failed so far, oldest first."""
         rows = await self._db.all(_REMOVALS, {"limit": limit})
         return [record_of(row, Removal) for row in rows]
 
     async def is_waiting(self, sandbox_id: str) -> bool:
-        """Whether a sandbox waits for room."""
+        """Return whether a sandbox is in the queue."""
         return await self._value(self._db, "queued_at", sandbox_id) is not None
 
     async def is_culled(self, sandbox_id: str, reader: Queryable) -> bool:
-        """Whether a sandbox was paused by a rule or to make room."""
+        """Return whether a sandbox was paused by an idle rule or to make room."""
         return await self._value(reader, "culled_at", sandbox_id) is not None
 
     async def find_removal_due(self, sandbox_id: str) -> datetime | None:
-        """Return when the removal of a sandbox may be tried again, None for at once."""
+        """Return when the removal of a sandbox may be retried, or None for at once."""
         return moment_or_none(await self._value(self._db, "removal_due_at", sandbox_id))
 
     async def set_queued(
         self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
     ) -> None:
-        """Let a sandbox wait for room; one that waits keeps its place."""
+        """Add a sandbox to the queue; one that is queued keeps its place."""
         await tx.run(
             "INSERT INTO sandbox_uses (sandbox_id, queued_at, may_pause_idle)"
             " VALUES (:id, :at, :may) ON CONFLICT (sandbox_id) DO UPDATE"
@@ -139,7 +139,7 @@ class UseTable:
         )
 
     async def ids_wanting(self, reader: Queryable) -> set[str]:
-        """Return the sandboxes for which an idle one may be paused."""
+        """Return the ids of queued sandboxes for which an idle one may be paused."""
         return set(
             await reader.column(
                 "SELECT sandbox_id FROM sandbox_uses WHERE queued_at IS NOT NULL AND may_pause_idle"
@@ -147,7 +147,7 @@ class UseTable:
         )
 
     async def clear_queued(self, tx: Transaction, sandbox_id: str) -> None:
-        """Let a sandbox wait no more."""
+        """Remove a sandbox from the queue."""
         await tx.run(
             "UPDATE sandbox_uses SET queued_at = NULL WHERE sandbox_id = :id", {"id": sandbox_id}
         )
@@ -155,7 +155,7 @@ class UseTable:
     async def set_culled(
         self, tx: Transaction, sandbox_id: str, culled_at: datetime | None
     ) -> None:
-        """Store that a sandbox is paused without being asked to, or that this is over."""
+        """Set when a sandbox was culled; None if its user's request or use ended that."""
         await tx.run(
             "INSERT INTO sandbox_uses (sandbox_id, culled_at) VALUES (:id, :at)"
             " ON CONFLICT (sandbox_id) DO UPDATE SET culled_at = :at",
@@ -163,7 +163,7 @@ class UseTable:
         )
 
     async def set_active(self, tx: Transaction, moments: Mapping[str, datetime]) -> None:
-        """Store when sandboxes were last used; those that are gone are passed over."""
+        """Store when sandboxes were last used; ignore deleted ones."""
         given = {sandbox_id: to_stored(at) for sandbox_id, at in moments.items()}
         await tx.run(
             "INSERT INTO sandbox_uses (sandbox_id, active_at)"
@@ -177,7 +177,7 @@ class UseTable:
     async def count_failed_removal(
         self, tx: Transaction, sandbox_id: str, due_at: datetime
     ) -> None:
-        """Store that a removal has failed once more, and when it is tried again."""
+        """Increment the failed tries of a removal, and set the time of the next."""
         await tx.run(
             "INSERT INTO sandbox_uses (sandbox_id, removal_tries, removal_due_at)"
             " VALUES (:id, 1, :at) ON CONFLICT (sandbox_id) DO UPDATE"
@@ -194,6 +194,6 @@ class UseTable:
         return await reader.value(sql, {"id": sandbox_id})
 
 
-def _to_held(row: Row) -> AdmittedSandbox:
+def _to_admitted(row: Row) -> AdmittedSandbox:
     load = Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0)
     return record_of(row, AdmittedSandbox, load=load)

@@ -1,8 +1,8 @@
-"""Sandboxes that are started before anybody asks for them, dormant, and given away when one does.
+"""The warm pool: dormant sandboxes started in advance, assigned to a user on demand.
 
-A spec says how many there are to be. Each has a row before there is anything of it; whoever gets it
-is recorded before it is told for whom it is, and it may be told twice. So whenever this server ends,
-the next one knows what there is and goes on.
+A spec sets the size of its pool. Each spare has a row before it is created; the assignment is
+committed before its agent server is initialized, and initialization may be repeated. So the next
+server continues correctly after a crash at any point.
 """
 
 import asyncio
@@ -47,25 +47,25 @@ log = logging.getLogger(__name__)
 
 _TASK: Final = "warm pool check"
 SPARES_SECONDS: Final = 1.0
-"""The longest time between two looks at what is being made."""
+"""Longest interval between two refills, while spares are being created."""
 
-_AT_ONCE: Final = 1
-"""How many of a spec are made at a time: who waits for a sandbox comes first."""
+_CONCURRENCY: Final = 1
+"""How many spares of a spec are created at a time; few, because users' sandboxes come first."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LAST_PAUSE_SECONDS: Final = 300.0
 _RESERVED: Final = ("OH_WEBHOOKS", "OH_SESSION_API_KEYS", "SESSION_API_KEY", "OH_SECRET_KEY")
-"""How variables begin that say for whom an agent server is."""
+"""Prefixes of the variables that bind an agent server to a user's sandbox."""
 
 
 class _Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong with a spec in a row, and until when nothing is tried."""
+    """Consecutive failures of a spec, and until when the next try is delayed."""
 
     count: int = 0
     until: float = 0.0
 
 
 class WarmPool(msgspec.Struct, kw_only=True, eq=False):
-    """Makes them, keeps them fresh, and gives them away."""
+    """Creates spares, replaces stale ones, and assigns them to users."""
 
     stores: SandboxStores
     calls: BackendCalls
@@ -78,13 +78,13 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
     _refused: set[str] = set()
     _seen: dict[str, float] = {}
     _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
-    _may_be_left: bool = True
+    _may_have_spares: bool = True
     _is_closed: bool = False
 
-    # Giving away
+    # Assignment
 
     async def claim(self, tx: Transaction, sandbox: Sandbox) -> WarmSandbox | None:
-        """Give one away that is as this one is to be, in the caller's transaction, or None."""
+        """Claim a spare that matches the sandbox, in the caller's transaction; None if none does."""
         if not self._is_configured():
             return None
         spec, backend, wanted = sandbox.spec, sandbox.backend, core_of(sandbox.spec)
@@ -93,7 +93,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
                 spare.state is WarmSandboxState.READY
                 and spare.backend == backend
                 and core_of(spare.spec) == wanted
-                and spare.made_of == self._made_of(spare.spec)
+                and spare.made_of == self._fingerprint(spare.spec)
                 and not self.calls.registry.get(backend).why_no_pool(spec)
             ):
                 await self.stores.warm_pool.set_state(tx, spare.id, WarmSandboxState.CLAIMED)
@@ -102,18 +102,18 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         return None
 
     async def give_back(self, tx: Transaction, spare: WarmSandbox) -> None:
-        """Take one back that was claimed in the same transaction."""
+        """Return a spare to the pool that was claimed in the same transaction."""
         await self.stores.warm_pool.set_state(tx, spare.id, WarmSandboxState.READY)
 
     async def make_room(self, tx: Transaction) -> None:
-        """Let all go, since somebody has no room."""
+        """Retire all unclaimed spares, because a user's sandbox has no room."""
         if await self.stores.warm_pool.retire_all(tx):
             tx.after_commit(self.refill_soon)
 
     async def awaken(self, sandbox: Sandbox, report: Report) -> Report:
-        """Tell the agent server of a sandbox that runs for whom it is, if it waits for that.
+        """Initialize the agent server of a claimed spare that runs; does nothing to others.
 
-        What is returned says that it is starting, or has failed, as long as it was not told.
+        Returns the report, with phase STARTING or FAILED until the agent server is initialized.
         """
         spare = await self.stores.warm_pool.find(sandbox.id)
         end = _agent_of(report)
@@ -128,9 +128,9 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
                 await agent.initialize(identity, hide=(sandbox.session_key,))
                 log.info("warm pool sandbox assigned", extra={"sandbox_id": sandbox.id})
             elif state is InitState.INITIALIZING:
-                return _as_starting(report, "its agent server is being told for whom it is")
+                return _as_starting(report, "its agent server is being initialized")
         except AgentRefused as exc:
-            reason = f"its agent server cannot be told for whom it is: {exc.message}"
+            reason = f"its agent server cannot be initialized: {exc.message}"
             return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
         except AgentsvcError as exc:
             return _as_starting(report, exc.message)
@@ -141,34 +141,36 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         return report
 
     async def is_unassigned(self, sandbox_id: str) -> bool:
-        """Say whether somebody has one whose agent server was not told so."""
+        """Return whether a sandbox is a claimed spare whose agent server is not initialized."""
         spare = await self.stores.warm_pool.find(sandbox_id)
         return spare is not None and spare.state is WarmSandboxState.CLAIMED
 
-    # Making, looking, removing
+    # Creation, checks, removal
 
     def refill_soon(self) -> None:
-        """Look at all in the background."""
+        """Schedule `refill`."""
         if not self._is_closed:
             self.supervisor.spawn(_TASK, self.refill)
 
     async def refill(self) -> None:
-        """Make what is missing, look at what there is, and remove what is stale; called now and then."""
-        if not self._may_be_left and not self._is_configured():
+        """Create missing spares, check present ones, remove stale ones; called periodically."""
+        if not self._may_have_spares and not self._is_configured():
             return
         async with self._lock:
-            wanted = self._wanted()
+            wanted = self._specs_with_pool()
             warm_pool = await self.stores.warm_pool.unclaimed()
             known = {spare.id for spare in warm_pool}
             self._seen = {one: at for one, at in self._seen.items() if one in known}
             for spare in warm_pool:
-                await self._check(spare, wanted, [one for one in warm_pool if _is_like(one, spare)])
+                await self._check(
+                    spare, wanted, [one for one in warm_pool if _is_alike(one, spare)]
+                )
             for spec in wanted.values():
                 await self._fill(spec)
-            self._may_be_left = bool(warm_pool)
+            self._may_have_spares = bool(warm_pool)
 
     async def drain(self) -> None:
-        """Remove all that nobody has; called when the server stops."""
+        """Remove all unclaimed spares; called when the server stops."""
         self._is_closed = True
         async with self._lock:
             await self.stores.db.write(self.stores.warm_pool.retire_all)
@@ -178,8 +180,8 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
     def _is_configured(self) -> bool:
         return any(spec.pool for spec in self.calls.registry.specs())
 
-    def _wanted(self) -> dict[str, Spec]:
-        """Return the specs of which some are to be there, by id, and say which cannot be."""
+    def _specs_with_pool(self) -> dict[str, Spec]:
+        """Return the specs with a pool by id; log those that cannot have one."""
         found = {}
         for spec in self.calls.registry.specs():
             if not spec.pool:
@@ -196,19 +198,19 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         return found
 
     def _checked(self, spec: Spec) -> Spec:
-        """Return a spec as `placement.checked` does; raises for one of which there can be no pool, too."""
+        """Return `placement.checked` of a spec; also raises OrderRejected if it cannot have a pool."""
         if self.calls.registry.members(spec.backend) != (spec.backend,):
             raise OrderRejected("its backend is a group")
         if spec.network is not Network.OPEN:
-            raise OrderRejected("what it reaches depends on its user")
+            raise OrderRejected("its network access depends on its user")
         if reserved := next((name for name in spec.env if name.startswith(_RESERVED)), None):
-            raise OrderRejected(f"its environment has {reserved}")
+            raise OrderRejected(f"its environment sets the reserved variable {reserved}")
         whole = checked(self.calls.registry, spec, self.config)
         if reason := self.calls.registry.get(spec.backend).why_no_pool(spec):
             raise OrderRejected(reason)
         return whole
 
-    def _made_of(self, spec: Spec) -> str:
+    def _fingerprint(self, spec: Spec) -> str:
         url = self.calls.registry.get(spec.backend).inside_url(self.callbacks.internal_url)
         whole = msgspec.json.encode([core_of(spec), url, *_versions()])
         return sha256(whole.decode())
@@ -231,11 +233,11 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
                 state=WarmSandboxState.MAKING,
                 spec=spec,
                 backend=spec.backend,
-                made_of=self._made_of(spec),
+                made_of=self._fingerprint(spec),
                 key=Secret(new_key().reveal()),
                 created_at=now(),
             )
-            if making >= _AT_ONCE or not await self.admission.has_room(tx, held_of(spare)):
+            if making >= _CONCURRENCY or not await self.admission.has_room(tx, held_of(spare)):
                 return None
             await self.stores.warm_pool.insert(tx, spare)
             return spare
@@ -259,7 +261,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
             else:
                 await self._advance(spare)
         except AgentsvcError as exc:
-            # What cannot be reached now is looked at again.
+            # A spare that is unreachable now is checked again.
             extra = {"sandbox_id": spare.id, "reason": exc.log_text}
             log.info("warm pool sandbox cannot be checked", extra=extra)
             if not exc.may_pass or (
@@ -271,7 +273,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         self, spare: WarmSandbox, wanted: dict[str, Spec], alike: Sequence[WarmSandbox]
     ) -> bool:
         spec = wanted.get(spare.spec.id)
-        if spec is None or self._made_of(spec) != spare.made_of:
+        if spec is None or self._fingerprint(spec) != spare.made_of:
             return True
         oldest = timedelta(seconds=self.config.pool_age_seconds)
         if spare.state is WarmSandboxState.READY and now() - spare.created_at > oldest:
@@ -282,7 +284,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         return now() - spare.created_at > timedelta(seconds=self.config.start_seconds)
 
     async def _advance(self, spare: WarmSandbox) -> None:
-        """Make one go on being made, or see now and then whether it is still good."""
+        """Continue creating a spare, or periodically check one that is ready."""
         if self._seen.get(spare.id, -math.inf) > monotonic() - self.config.sweep_seconds:
             return
         async with self.calls.to(spare.backend) as backend:
@@ -312,7 +314,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
             return
         agent = self.identity_verifier.connect(spare.backend, handle, end, spare.key)
         if await agent.init_state() is not InitState.DORMANT:
-            await self._discard(spare, "its agent server does not wait to be told for whom it is")
+            await self._discard(spare, "its agent server does not wait for initialization")
             return
         self._failures.pop(spare.spec.id, None)
         await self.stores.db.write(
@@ -347,7 +349,7 @@ def _agent_of(report: Report) -> Endpoint | None:
 
 
 def core_of(spec: Spec) -> Spec:
-    """Return what of a spec counts for whether a sandbox that was made for it will do."""
+    """Return a spec without the fields that do not matter for reusing a sandbox."""
     return msgspec.structs.replace(
         spec,
         idle=IdleRules(),
@@ -366,7 +368,7 @@ def _versions() -> list[str]:
     return found
 
 
-def _is_like(one: WarmSandbox, other: WarmSandbox) -> bool:
+def _is_alike(one: WarmSandbox, other: WarmSandbox) -> bool:
     return one.spec.id == other.spec.id and one.state is not WarmSandboxState.LEAVING
 
 

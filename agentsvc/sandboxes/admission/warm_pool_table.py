@@ -1,4 +1,4 @@
-"""The SQL of sandboxes that are started before anybody asks for them."""
+"""The SQL of the warm pool, in the table `spares`."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,28 +18,28 @@ _SELECT: Final = """SELECT id, state, spec, backend, made_of, key_sealed, handle
 
 
 class WarmSandboxState(StrEnum):
-    """What is known of a sandbox that was started for nobody yet."""
+    """State of a sandbox of the warm pool."""
 
     MAKING = "making"
     READY = "ready"
     LEAVING = "leaving"
-    """It is to be removed, and nobody gets it any more."""
+    """It is being removed and cannot be claimed."""
     CLAIMED = "claimed"
-    """It has a record as somebody's sandbox, and was not told yet for whom it is."""
+    """It has a row in `sandboxes`, but its agent server is not initialized yet."""
     ASSIGNED = "told"
 
 
 class WarmSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox whose agent server waits to be told for whom it is."""
+    """A sandbox whose agent server waits to be initialized for a user."""
 
     id: str
     state: WarmSandboxState
     spec: Spec
     backend: str
     made_of: str
-    """What changes when it has become stale."""
+    """Hash of spec, server URL and versions; a spare with another hash is stale."""
     key: Secret
-    """What its agent server wants to hear before it takes anything else."""
+    """The key that initializes its agent server."""
     handle: Handle | None = None
     endpoints: tuple[Endpoint, ...] = ()
     created_at: datetime
@@ -53,11 +53,11 @@ class WarmPoolTable:
         self._vault = vault
 
     async def insert(self, tx: Transaction, spare: WarmSandbox) -> None:
-        """Insert a new one, before there is anything of it."""
+        """Insert a new spare, before its backend creates it."""
         await tx.insert("spares", self._to_row(spare))
 
     async def set_handle(self, tx: Transaction, handle: Handle) -> None:
-        """Store where one is found."""
+        """Set the handle of a spare."""
         await tx.run(
             "UPDATE spares SET handle = :handle WHERE id = :id",
             {"id": handle.sandbox_id, "handle": _encode(handle)},
@@ -66,7 +66,7 @@ class WarmPoolTable:
     async def set_ready(
         self, tx: Transaction, spare_id: str, endpoints: tuple[Endpoint, ...]
     ) -> None:
-        """Let one be claimed that was being made."""
+        """Mark a spare that was being created as ready, with its endpoints."""
         await tx.run(
             "UPDATE spares SET state = 'ready', endpoints = :endpoints"
             " WHERE id = :id AND state = 'making'",
@@ -74,17 +74,17 @@ class WarmPoolTable:
         )
 
     async def set_state(self, tx: Transaction, spare_id: str, state: WarmSandboxState) -> None:
-        """Store what is known of one."""
+        """Set the state of a spare."""
         await tx.run(
             "UPDATE spares SET state = :state WHERE id = :id", {"id": spare_id, "state": state}
         )
 
     async def forget(self, tx: Transaction, spare_id: str) -> None:
-        """Delete the row of one that is nothing but somebody's sandbox from now on."""
+        """Delete the row of a claimed spare, whose sandbox continues without it."""
         await tx.run("DELETE FROM spares WHERE id = :id", {"id": spare_id})
 
     async def retire(self, tx: Transaction, spare_id: str) -> bool:
-        """Store that one is to be removed; say whether it still could be."""
+        """Mark a spare for removal; return False if it was claimed meanwhile."""
         changed = await tx.run(
             "UPDATE spares SET state = 'leaving' WHERE id = :id AND state IN ('making', 'ready', 'leaving')",
             {"id": spare_id},
@@ -93,27 +93,27 @@ class WarmPoolTable:
 
     @staticmethod
     async def retire_all(tx: Transaction) -> int:
-        """Store that all that nobody has are to be removed; return how many."""
+        """Mark all unclaimed spares for removal; return how many."""
         return await tx.run(
             "UPDATE spares SET state = 'leaving' WHERE state IN ('making', 'ready')", {}
         )
 
     async def delete(self, tx: Transaction, spare_id: str) -> None:
-        """Delete the row of one that nobody has."""
+        """Delete the row of an unclaimed spare."""
         await tx.run(
             "DELETE FROM spares WHERE id = :id AND state IN ('making', 'ready', 'leaving')",
             {"id": spare_id},
         )
 
     async def unclaimed(self, reader: Queryable | None = None) -> list[WarmSandbox]:
-        """Return those that nobody has, the oldest first."""
+        """Return the unclaimed spares, oldest first."""
         rows = await (reader or self._db).all(
             _SELECT + " WHERE state IN ('making', 'ready', 'leaving') ORDER BY created_at, id"
         )
         return [self._from_row(row) for row in rows]
 
     async def ids_of_backend(self, backend: str) -> set[str]:
-        """Return the ids of all that a backend has and nobody else has a record of."""
+        """Return the ids of a backend's unclaimed spares."""
         return set(
             await self._db.column(
                 "SELECT id FROM spares WHERE backend = :backend AND state IN ('making', 'ready', 'leaving')",
@@ -122,7 +122,7 @@ class WarmPoolTable:
         )
 
     async def find(self, spare_id: str) -> WarmSandbox | None:
-        """Return one, whoever has it."""
+        """Return a spare in any state, or None."""
         row = await self._db.one(_SELECT + " WHERE id = :id", {"id": spare_id})
         return self._from_row(row) if row else None
 
