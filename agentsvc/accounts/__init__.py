@@ -1,7 +1,6 @@
 """Users, API keys, logins, quotas, the audit log and stored responses of idempotent requests.
 
-Begin with `keys`. How a request is authenticated is in `http.middleware`. Imports `storage`, `config` and
-`base`.
+Begin with `keys`. `http.middleware` authenticates requests. Imports `storage`, `config` and `base`.
 """
 
 from agentsvc.accounts.audit import COMMAND_LINE as COMMAND_LINE

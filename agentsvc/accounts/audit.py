@@ -1,7 +1,8 @@
-"""The audit log: who changed what, when, from where, and how it ended.
+"""The audit log: who changed what, when, from where, and with what result.
 
-Every request of a user that may change something has an entry, refused ones included, and so has every
-command that changes users or keys, and what the server changes by itself of what a user has stored. What agents do is in the events of their conversations.
+It has an entry for every request of a user that may change something, including rejected ones, for
+every command that changes users or keys, and for changes that the server makes to a user's data by
+itself. Actions of agents are in the events of their conversations.
 """
 
 import logging
@@ -18,19 +19,19 @@ from agentsvc.storage import Database, Transaction, record_of, row_of
 log = logging.getLogger(__name__)
 
 COMMAND_LINE: Final = "command line"
-"""The address of what a command on this machine did."""
+"""Address in the entries of commands on this machine."""
 
 THE_SERVER: Final = "the server"
-"""The address of what the server did by itself."""
+"""Address in the entries of changes by the server itself."""
 
-_LONGEST: Final = 300
+_MAX_SUBJECT: Final = 300
 _BATCH: Final = 5000
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was done, or was asked for and refused; `status` is that of HTTP.
+    """One entry: an executed or rejected change; `status` is the HTTP status.
 
-    `user_id` is empty for what a command did.
+    `user_id` is empty for commands.
     """
 
     number: int = 0
@@ -46,9 +47,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries are looked for; what is None does not matter.
+    """Filters of a search; None disables a filter.
 
-    `text` is part of the action or the subject, `is_refused` tells what was answered by an error.
+    `text` is a part of action or subject, `is_refused` selects entries by whether the status is an
+    error.
     """
 
     user_id: str | None = None
@@ -59,13 +61,13 @@ class EntryQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditLog:
-    """The entries of the audit log: notes, finds and deletes them."""
+    """Adds, searches and deletes entries of the audit log."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     async def note(self, entry: Entry) -> None:
-        """Store an entry; a full disk only warns, since what it tells of is done."""
+        """Store an entry; a full disk is only logged, because the change itself is done."""
         try:
             await self._db.write_apart(lambda tx: _insert(tx, entry))
         except StorageFailed as exc:
@@ -94,7 +96,7 @@ class AuditLog:
         return found, encode_cursor(found[-1].number) if len(rows) > limit else None
 
     async def delete_older_than(self, age: timedelta) -> None:
-        """Delete the entries that are older."""
+        """Delete the entries older than `age`, in batches."""
         sql = """
             DELETE FROM audit_log
             WHERE number IN (SELECT number FROM audit_log WHERE at < :before LIMIT :most)
@@ -107,19 +109,19 @@ class AuditLog:
 def of_caller(
     caller: Principal, action: str, subject: str, *, status: int, address: str, request_id: str
 ) -> Entry:
-    """Return the entry of what a user has done just now."""
+    """Return an entry, as of now, for a request of a user."""
     said = {"status": status, "address": address, "request_id": request_id}
     return values.copy_to(Entry, caller, action=action, subject=subject, **said)
 
 
 async def note_command(db: Database, action: str, subject: str) -> None:
-    """Store what a command on this machine has done just now."""
+    """Store an entry, as of now, for a command on this machine."""
     entry = Entry(action=f"agentsvc {action}", subject=subject, address=COMMAND_LINE)
     await AuditLog(db).note(entry)
 
 
 async def note_by_server(tx: Transaction, user_id: str, action: str, subject: str) -> None:
-    """Store what the server changes by itself, in one transaction with the change, of what a user has."""
+    """Store an entry for a change by the server itself, in the transaction of the change."""
     entry = Entry(
         user_id=user_id,
         user_name=(await get_user(tx, user_id)).name,
@@ -131,7 +133,7 @@ async def note_by_server(tx: Transaction, user_id: str, action: str, subject: st
 
 
 async def _insert(tx: Transaction, entry: Entry) -> None:
-    row = row_of(entry, subject=entry.subject[:_LONGEST])
+    row = row_of(entry, subject=entry.subject[:_MAX_SUBJECT])
     del row["number"]
     await tx.insert("audit_log", row)
 

@@ -1,7 +1,7 @@
-"""Logins of programs that have no browser: a program asks, a user confirms, the program gets a key.
+"""Device logins: a program without a browser requests a login, a user approves, it gets a key.
 
-The flow of RFC 8628. A login is asked for by anybody, lives for some minutes and hands out one
-key, once. Its two codes are stored as hashes, like keys.
+The device flow of RFC 8628. Unauthenticated callers can begin a login; it expires after minutes and
+returns one key, once. Its two codes are stored as hashes, like keys.
 """
 
 import re
@@ -17,15 +17,15 @@ from agentsvc.storage import Database, Queryable, Row, Transaction
 
 LIFETIME: Final = timedelta(minutes=10)
 INTERVAL_SECONDS: Final = 5
-"""How long a program waits between two questions."""
+"""Polling interval of a program."""
 INTERVAL_STEP_SECONDS: Final = 5
-"""How much longer it must wait once it asked too early."""
+"""Added to the interval each time a program polls too early."""
 PENDING_MAX: Final = 1000
-"""How many logins may wait at a time; anybody can ask for one."""
+"""Maximum number of pending logins; unauthenticated callers can create them."""
 BEGINNINGS_A_MINUTE: Final = 30
-"""How many logins one address may start in a minute."""
+"""Maximum number of logins that one address may begin per minute."""
 QUESTIONS_A_MINUTE: Final = 300
-"""How often one address may ask for keys in a minute, or try a user's key."""
+"""Maximum number of polls, and of attempts with a user's key, per minute and address."""
 
 _CODE_LENGTH: Final = 8
 _KEY_NAME: Final = "device login"
@@ -33,7 +33,7 @@ _NOT_IN_CODE = re.compile(r"[^A-Z]")
 
 
 class DeviceLogin(Struct, frozen=True, kw_only=True):
-    """A login that was asked for: a code for the program and one for the user."""
+    """A pending login: a code for the program and one for the user."""
 
     device_code: Secret
     user_code: str
@@ -42,7 +42,7 @@ class DeviceLogin(Struct, frozen=True, kw_only=True):
 
 
 class ClaimState(StrEnum):
-    """How a question for the key of a login ends; all but the first are names of RFC 8628."""
+    """Result of a poll for the key of a login; all but the first are error codes of RFC 8628."""
 
     GRANTED = "granted"
     PENDING = "authorization_pending"
@@ -52,7 +52,7 @@ class ClaimState(StrEnum):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """The answer to a question for the key of a login; `key` is there if it is granted."""
+    """The response to a poll for the key of a login; `key` is set if granted."""
 
     state: ClaimState
     key: Secret | None = None
@@ -60,16 +60,16 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class AttemptLimit(Throttle):
-    """Lets each caller do a thing so many times a minute."""
+    """Rate limit per caller and minute."""
 
     def check(self, caller: str) -> None:
-        """Count what a caller does now; raises TooManyRequests, and then it does not count."""
+        """Count an attempt; raises TooManyRequests above the limit, without counting it."""
         if not self.admits(caller):
             raise TooManyRequests("Too many requests come from this address")
 
 
 class DeviceLogins:
-    """Every login that waits for its user."""
+    """The pending device logins."""
 
     def __init__(self, db: Database, *, lifetime: timedelta = LIFETIME) -> None:
         self._db = db
@@ -78,11 +78,11 @@ class DeviceLogins:
         self._questions = AttemptLimit(QUESTIONS_A_MINUTE)
 
     def admit(self, address: str) -> None:
-        """Count a question that anybody can ask; raises TooManyRequests if it comes too soon."""
+        """Count an unauthenticated request; raises TooManyRequests above the rate limit."""
         self._questions.check(address)
 
     async def begin(self, address: str = "") -> DeviceLogin:
-        """Start a login; raises TooManyRequests while too many wait or come from one address."""
+        """Begin a login; raises TooManyRequests if too many are pending or from one address."""
         self._beginnings.check(address)
         code = values.new_code(_CODE_LENGTH)
         login = DeviceLogin(
@@ -93,7 +93,7 @@ class DeviceLogins:
         )
         row = {
             "device_hash": values.sha256(login.device_code.reveal()),
-            "user_code_hash": values.sha256(_plain(login.user_code)),
+            "user_code_hash": values.sha256(_normalized(login.user_code)),
             "state": "pending",
             "interval_seconds": login.interval_seconds,
             "created_at": values.to_stored(values.now()),
@@ -113,21 +113,21 @@ class DeviceLogins:
         return login
 
     async def approve(self, user_id: str, user_code: str) -> None:
-        """Let the program with this code in as a user; raises NotFound unless it waits.
+        """Approve the pending login with this code for a user; raises NotFound.
 
-        Raises Conflict for a user who has as many keys as there may be.
+        Raises Conflict if the user has the maximum number of keys.
         """
         await self._db.write(lambda tx: check_room(tx, user_id))
         await self._decide(user_code, "approved", user_id)
 
     async def deny(self, user_code: str) -> None:
-        """Refuse the program with this code; raises NotFound unless it waits."""
+        """Deny the pending login with this code; raises NotFound."""
         await self._decide(user_code, "denied", None)
 
     async def claim(self, device_code: Secret) -> Claim:
-        """Return the key of an approved login, or why there is none; the key is given once.
+        """Return the key of an approved login, once, or the state of the login.
 
-        A code that was never given is answered like one that has expired.
+        An unknown code is treated like an expired one.
         """
         device_hash = values.sha256(device_code.reveal())
 
@@ -136,7 +136,7 @@ class DeviceLogins:
             if row is None or row["expires_at"] <= values.to_stored(values.now()):
                 return Claim(state=ClaimState.EXPIRED)
             if row["state"] == "pending":
-                return await _put_off(tx, row)
+                return await _poll_pending(tx, row)
             sql = "DELETE FROM device_logins WHERE device_hash = :device_hash"
             await tx.run(sql, {"device_hash": device_hash})
             if row["state"] == "denied":
@@ -146,7 +146,7 @@ class DeviceLogins:
             return Claim(state=ClaimState.GRANTED, key=key)
 
         if await _find(self._db, device_hash) is None:
-            # Anybody can ask, so a code that was never given costs no write.
+            # Unauthenticated callers can get here, so an unknown code must cost no write.
             return Claim(state=ClaimState.EXPIRED)
         return await self._db.write(body)
 
@@ -160,7 +160,7 @@ class DeviceLogins:
               AND expires_at > :now
         """
         params = {
-            "code_hash": values.sha256(_plain(user_code)),
+            "code_hash": values.sha256(_normalized(user_code)),
             "state": state,
             "user_id": user_id,
             "now": values.to_stored(values.now()),
@@ -170,7 +170,7 @@ class DeviceLogins:
 
 
 async def _find(reader: Queryable, device_hash: str) -> Row | None:
-    """Return the login of a program."""
+    """Return the row of a login, or None."""
     sql = """
         SELECT device_hash, state, user_id, interval_seconds, polled_at, expires_at
         FROM device_logins
@@ -179,8 +179,8 @@ async def _find(reader: Queryable, device_hash: str) -> Row | None:
     return await reader.one(sql, {"device_hash": device_hash})
 
 
-async def _put_off(tx: Transaction, row: Row) -> Claim:
-    """Return the answer for a login that waits: ask again later, and not so often."""
+async def _poll_pending(tx: Transaction, row: Row) -> Claim:
+    """Record a poll of a pending login; return SLOW_DOWN with a longer interval if it was early."""
     interval = row["interval_seconds"]
     earliest = values.to_stored(values.now() - timedelta(seconds=interval))
     is_early = row["polled_at"] is not None and row["polled_at"] > earliest
@@ -198,6 +198,6 @@ async def _put_off(tx: Transaction, row: Row) -> Claim:
     return Claim(state=state, interval_seconds=interval)
 
 
-def _plain(user_code: str) -> str:
-    """Return a code as it is hashed, however the user typed it."""
+def _normalized(user_code: str) -> str:
+    """Return a user code in upper case without separators, as it is hashed."""
     return _NOT_IN_CODE.sub("", user_code.upper())

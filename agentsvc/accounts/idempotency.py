@@ -1,7 +1,7 @@
 """Idempotency keys: stores the response to a request and replays it when the request is repeated.
 
-A request that is repeated is not done again. What it did and what was answered to it are stored in
-one transaction, so that a crash leaves both or neither.
+A repeated request is not executed again. The effect of a request and its response are stored in one
+transaction, so that a crash leaves both or neither.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from agentsvc.config import IdempotencyConfig
 from agentsvc.storage import Database, Queryable, Transaction, Vault
 
 LARGEST_ANSWER_BYTES: Final = 1024 * 1024
-"""What is larger is not kept; then a repeat is told no more than that it was done."""
+"""A larger response is not stored; a repeated request then gets Conflict."""
 
 _BATCH: Final = 1000
 
 
 class IdempotencySlot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a key of a request stands for: one request of one user on one operation."""
+    """Identity of an idempotent request: user, operation, hash of the key, and fingerprint."""
 
     user_id: str
     operation: str
@@ -31,7 +31,7 @@ class IdempotencySlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer; one that is not final is that of a stream that has only begun."""
+    """A stored response; not final if it is that of a stream that has only begun."""
 
     status: int
     media: str
@@ -40,7 +40,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotencyStore:
-    """Every answer that is kept, and the requests with a key that are being done now."""
+    """The stored responses, and the requests with a key that are in progress."""
 
     def __init__(self, db: Database, vault: Vault, config: IdempotencyConfig) -> None:
         self._db = db
@@ -50,10 +50,10 @@ class IdempotencyStore:
 
     @contextlib.contextmanager
     def claim(self, slot: IdempotencySlot) -> Iterator[None]:
-        """Keep repeats of a request off while it is being done; raises RequestInProgress."""
+        """Mark a request as in progress inside the context; raises RequestInProgress if it is."""
         name = (slot.user_id, slot.operation, slot.key_hash)
         if name in self._running:
-            raise RequestInProgress("A request with this Idempotency-Key is being done")
+            raise RequestInProgress("A request with this Idempotency-Key is in progress")
         self._running.add(name)
         try:
             yield
@@ -61,9 +61,9 @@ class IdempotencyStore:
             self._running.discard(name)
 
     async def find(self, slot: IdempotencySlot) -> StoredAnswer | None:
-        """Return what was answered; raises IdempotencyKeyReused for another request.
+        """Return the stored response, or None; raises IdempotencyKeyReused for another request.
 
-        Raises Conflict if the answer was too large to be kept.
+        Raises Conflict if the response was too large to store.
         """
         sql = """
             SELECT id, fingerprint, status, media, sealed, size_bytes, is_final
@@ -77,7 +77,7 @@ class IdempotencyStore:
         if row["fingerprint"] != slot.fingerprint:
             raise IdempotencyKeyReused("This Idempotency-Key was used for another request")
         if row["size_bytes"] > LARGEST_ANSWER_BYTES:
-            raise Conflict("The request was done, and its answer was too large to be kept")
+            raise Conflict("The request was executed, but its response was too large to be stored")
         return StoredAnswer(
             status=row["status"],
             media=row["media"],
@@ -86,16 +86,16 @@ class IdempotencyStore:
         )
 
     async def check_room(self, user_id: str) -> None:
-        """Raise TooManyRequests if no further answer is kept for a user."""
+        """Raise TooManyRequests if a user has reached the limit of stored responses."""
         await self._require_room(self._db, user_id, 0)
 
     async def keep(self, slot: IdempotencySlot, kept: StoredAnswer) -> None:
-        """Store an answer; raises TooManyRequests, and DiskFull for a full disk."""
+        """Store a response; raises TooManyRequests, or DiskFull if the disk is full."""
         await self._db.write(lambda tx: self.keep_in(tx, slot, kept))
 
     async def keep_in(self, tx: Transaction, slot: IdempotencySlot, kept: StoredAnswer) -> None:
-        """Store an answer in the transaction of what it tells of; raises TooManyRequests."""
-        # A former use of the key, or the beginning of this one.
+        """Store a response in the transaction of its request; raises TooManyRequests."""
+        # An expired use of the key, or the first response of this stream.
         sql = """
             DELETE FROM kept_answers
             WHERE user_id = :user_id AND operation = :operation AND key_hash = :key_hash
@@ -119,7 +119,7 @@ class IdempotencyStore:
         await tx.insert("kept_answers", row)
 
     async def forget_old(self) -> None:
-        """Delete the answers that are kept for long enough."""
+        """Delete expired responses, in batches."""
         sql = """
             DELETE FROM kept_answers
             WHERE id IN (SELECT id FROM kept_answers WHERE created_at < :before LIMIT :most)

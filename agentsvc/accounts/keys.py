@@ -1,7 +1,7 @@
-"""Users and their API keys: issue, identify, revoke.
+"""Users and their API keys: create, identify, revoke.
 
-A key is stored as its SHA-256: it is random and long, so a slow hash would add nothing but
-time. The keys of sandboxes belong to `sandboxes`.
+Only the SHA-256 of a key is stored: keys are long and random, so a slow hash would only cost time.
+Session keys belong to `sandboxes`.
 """
 
 import json
@@ -30,29 +30,29 @@ log = logging.getLogger(__name__)
 
 KEY_PREFIX: Final = "asvc_"
 SHORTEST_KEY: Final = 32
-"""Characters a key brought from outside must have."""
+"""Minimum length of a key that is given instead of generated."""
 
 _LONGEST_NAME: Final = 100
-_SHOWN: Final = len(KEY_PREFIX) + 4
+_PREFIX_LENGTH: Final = len(KEY_PREFIX) + 4
 MAX_KEYS: Final = 1000
-"""How many keys a user may have that are not revoked; they are listed all at once."""
+"""Maximum number of unrevoked keys per user; all are listed on one page."""
 USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
-"""How often at most a use of a key is written down."""
+"""Minimum time between two updates of a key's last use."""
 
 
 class Role(StrEnum):
-    """What a user may do."""
+    """The role of a user, which sets the permissions."""
 
     ADMIN = "admin"
-    """Everything of their own, and look after users and the server."""
+    """Use their own resources, and administrate users and the server."""
     MEMBER = "member"
-    """Everything of their own."""
+    """Use their own resources."""
     VIEWER = "viewer"
-    """Look at what is their own."""
+    """Read their own resources."""
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A user; all keys of one who is blocked open nothing."""
+    """A user; the keys of a blocked user are rejected."""
 
     id: str
     name: str
@@ -60,29 +60,29 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     blocked_at: datetime | None
     leaving_at: datetime | None = None
-    """Since when the user is being deleted."""
+    """When deletion of the user began."""
 
     @property
     def is_active_admin(self) -> bool:
-        """Whether this is an administrator who is let in."""
+        """Whether the user is an administrator and not blocked."""
         return self.role is Role.ADMIN and self.blocked_at is None
 
 
 class KeyScope(StrEnum):
-    """What a key opens of all that its user may do."""
+    """The part of its user's permissions that a key grants."""
 
     READ = "read"
-    """What only looks."""
+    """Read access only."""
     RUN = "run"
-    """All but keys, logins, users and the server itself."""
+    """Everything except keys, logins, users and the server itself."""
     ADMIN = "admin"
     """Everything."""
     SERVICE = "service"
-    """Nothing but keys for users, with which a service acts for them; an administrator's only."""
+    """Only creating keys with which a service acts for users; for administrators only."""
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is calling; `login_id` is there where a browser's login stands for the key."""
+    """The authenticated caller; `login_id` is set for a browser login instead of a key."""
 
     user_id: str
     user_name: str
@@ -91,26 +91,26 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     scope: KeyScope = KeyScope.ADMIN
     login_id: str | None = None
     is_service: bool = False
-    """Whether it is a service that acts for the user."""
+    """Whether a service acts for the user."""
 
     @property
     def may_run(self) -> bool:
-        """Whether the caller may change what is their own, and use their sandboxes."""
+        """Whether the caller may change their own resources and use their sandboxes."""
         return self.role is not Role.VIEWER and self.scope is not KeyScope.READ
 
     @property
     def may_manage(self) -> bool:
-        """Whether the caller may look after their own keys and logins."""
+        """Whether the caller may manage their own keys and logins."""
         return self.may_run and self.scope is KeyScope.ADMIN
 
     @property
     def is_admin(self) -> bool:
-        """Whether the caller sees what administrators see."""
+        """Whether the caller is an administrator; the scope of the key is not considered."""
         return self.role is Role.ADMIN
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be shown of a key; `prefix` is how the key itself begins."""
+    """The public fields of a key; `prefix` is the beginning of the key itself."""
 
     id: int
     user_id: str
@@ -125,8 +125,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: datetime | None
 
 
-class _Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it was read."""
+class _StoredKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as read from the database."""
 
     principal: Principal
     is_barred: bool
@@ -135,23 +135,23 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     last_used_at: datetime | None
 
     def is_good(self, now: datetime) -> bool:
-        """Whether the key opens anything."""
+        """Return whether the key is valid at a time."""
         has_begun = self.not_before is None or self.not_before <= now
         has_ended = self.expires_at is not None and self.expires_at <= now
         return has_begun and not has_ended and not self.is_barred
 
 
 class KeyRing:
-    """Every user and every API key."""
+    """Creates, identifies, lists and revokes API keys; finds users."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     async def identify(self, key: str) -> Principal:
-        """Return whose key this is and note its use, at most once a minute.
+        """Return the principal of a key and record its use, at most once a minute.
 
-        Raises NotAuthenticated for an unknown, revoked, expired or malformed key, one that is not
-        valid yet, one of a user who is blocked, or one of a service: one answer for all.
+        Raises NotAuthenticated, with one message for all causes, if the key is unknown, malformed,
+        revoked, expired or not valid yet, has the scope `service`, or belongs to a blocked user.
         """
         found = await self._identify(key)
         if found.scope is KeyScope.SERVICE:
@@ -159,9 +159,9 @@ class KeyRing:
         return found
 
     async def identify_maker(self, key: str) -> Principal:
-        """Return whose key this is, where keys for users are made.
+        """Return the principal of a key that creates keys for users; raises like `identify`.
 
-        That of a service is as good there as any other of its administrator. Raises as `identify`.
+        A key of the scope `service` is treated here as a full key of its administrator.
         """
         found = await self._identify(key)
         if found.scope is not KeyScope.SERVICE:
@@ -181,21 +181,21 @@ class KeyRing:
         return known.principal
 
     async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
-        """Return who shows which of these keys, as far as they are good; notes no use."""
+        """Return the principals of the valid ones of these keys, by key id; records no use."""
         rows = await self._db.all(_KEYS + _OF_IDS, {"ids": json.dumps(list(key_ids))})
-        now, known = values.now(), [_to_known(row) for row in rows]
+        now, known = values.now(), [_to_stored_key(row) for row in rows]
         return {one.principal.key_id: one.principal for one in known if one.is_good(now)}
 
     async def find_barred(self) -> frozenset[str]:
-        """Return the ids of the users who may not use their sandboxes, whatever key they show."""
+        """Return the ids of the users who may not use sandboxes with any key."""
         return await list_barred(self._db)
 
     async def create_user(self, name: str, role: Role) -> str:
-        """Add a user and return the id; raises as `add_user`."""
+        """Add a user and return the id; raises like `add_user`."""
         return (await self._db.write(lambda tx: add_user(tx, name, role))).id
 
     async def find_user(self, name: str) -> str | None:
-        """Return the id of the user of this name, or None."""
+        """Return the id of the user with this name, or None."""
         user = await find_named(self._db, name)
         return user.id if user else None
 
@@ -213,10 +213,10 @@ class KeyRing:
         not_before: datetime | None = None,
         expires_at: datetime | None = None,
     ) -> tuple[ApiKey, Secret]:
-        """Issue a key, random unless one is given; it can be seen now and never again.
+        """Create a key, random unless one is given, and return it; it is not shown again.
 
-        Raises BadRequest for a given key that is too short or not printable ASCII, Conflict for
-        one that exists or is one too many, NotFound if there is no such user.
+        Raises BadRequest if a given key is too short or not printable ASCII, Conflict if it exists
+        already or the user has the maximum number of keys, NotFound if the user is unknown.
         """
         check_name(name)
         secret = values.new_key(KEY_PREFIX) if key is None else _checked(key)
@@ -238,9 +238,9 @@ class KeyRing:
         return await self._db.write(body)
 
     async def revoke_key(self, key_id: int, *, user_id: str | None = None) -> None:
-        """Make a key useless from now on, with those that it has made; again changes nothing.
+        """Revoke a key and the keys created with it; idempotent.
 
-        Raises NotFound if there is no such key, or if it is not of the user that is given.
+        Raises NotFound if the key is unknown, or does not belong to `user_id` if that is given.
         """
         sql = """
             UPDATE api_keys
@@ -263,30 +263,30 @@ class KeyRing:
         await self._db.write(revoke)
 
     async def get_key(self, key_id: int) -> ApiKey:
-        """Return what may be shown of a key; raises NotFound if there is no such key."""
+        """Return a key; raises NotFound."""
         row = await find_key(self._db, key_id)
         if row is None:
             raise NotFound("no such key")
         return record_of(row, ApiKey)
 
     async def list_keys_of(self, user_id: str) -> list[ApiKey]:
-        """Return the keys of a user that are not revoked, in the order they were made."""
+        """Return the unrevoked keys of a user, oldest first."""
         sql = _KEYS + " WHERE k.user_id = :user_id AND k.revoked_at IS NULL ORDER BY k.id"
         return [record_of(row, ApiKey) for row in await self._db.all(sql, {"user_id": user_id})]
 
     async def list_keys(self) -> list[ApiKey]:
-        """Return every key, revoked ones too, in the order they were made."""
+        """Return every key, including revoked ones, oldest first."""
         return [record_of(row, ApiKey) for row in await self._db.all(_KEYS + " ORDER BY k.id")]
 
     async def has_keys(self) -> bool:
-        """Tell whether a key was ever issued; a revoked one counts."""
+        """Return whether any key was ever created, including revoked ones."""
         return await self._db.one("SELECT 1 FROM api_keys LIMIT 1") is not None
 
-    async def _find(self, digest: str) -> _Known | None:
+    async def _find(self, digest: str) -> _StoredKey | None:
         row = await self._db.one(_KEYS + " WHERE k.hash = :hash", {"hash": digest})
         if row is None or not secrets.compare_digest(row["hash"], digest):
             return None
-        return _to_known(row)
+        return _to_stored_key(row)
 
 
 _NOTE_USE: Final = """
@@ -294,13 +294,13 @@ _NOTE_USE: Final = """
     SET last_used_at = :now
     WHERE id = :id AND (last_used_at IS NULL OR last_used_at <= :before)
 """
-"""Another process may have noted one that is recent enough."""
+"""Updates nothing if another process has recorded a recent use meanwhile."""
 
 
 async def note_use(
     db: Database, what: str, sql: str, row_id: str | int, last_used_at: datetime | None
 ) -> None:
-    """Note that a key, or what stands for one, is used now, at most once a minute."""
+    """Record that a key or login is used now, at most once a minute."""
     now = values.now()
     if last_used_at is not None and now - last_used_at < USE_IS_NOTED_EVERY:
         return
@@ -309,12 +309,12 @@ async def note_use(
     try:
         await db.write(lambda tx: tx.run(sql, params))
     except StorageFailed as exc:
-        # A full disk must not lock everybody out.
+        # A full disk must not make every login fail.
         log.warning("last use of a %s not stored", what, extra={"reason": exc.detail})
 
 
 async def check_room(tx: Transaction, user_id: str) -> None:
-    """Raise Conflict for a user who has as many keys as there may be; expired ones make room first."""
+    """Raise Conflict if a user has the maximum number of keys; revokes expired ones first."""
     count = "SELECT COUNT(*) FROM api_keys WHERE user_id = :user_id AND revoked_at IS NULL"
     if (await tx.value(count, {"user_id": user_id}) or 0) < MAX_KEYS:
         return
@@ -338,7 +338,7 @@ async def insert_key(
     expires_at: datetime | None = None,
     made_with: int | None = None,
 ) -> ApiKey:
-    """Issue a key inside the caller's transaction; raises NotFound, NotAllowed or Conflict."""
+    """Create a key in the caller's transaction; raises NotFound, NotAllowed or Conflict."""
     user = await get_user(tx, user_id)
     if scope is KeyScope.SERVICE and user.role is not Role.ADMIN:
         raise NotAllowed("A key of the scope `service` can only be an administrator's")
@@ -347,7 +347,7 @@ async def insert_key(
         "name": name,
         "scope": scope,
         "hash": values.sha256(key.reveal()),
-        "prefix": key.reveal()[:_SHOWN],
+        "prefix": key.reveal()[:_PREFIX_LENGTH],
         "created_at": values.to_stored(values.now()),
         "not_before": values.stored_or_none(not_before),
         "expires_at": values.stored_or_none(expires_at),
@@ -360,13 +360,13 @@ async def insert_key(
 
 
 async def find_key(source: Queryable, key_id: int) -> Row | None:
-    """Return the key of this id and its user, or None."""
+    """Return the row of a key joined with its user, or None."""
     return await source.one(_KEYS + " WHERE k.id = :id", {"id": key_id})
 
 
-def _to_known(row: Row) -> _Known:
+def _to_stored_key(row: Row) -> _StoredKey:
     is_barred = row["revoked_at"] is not None or row["blocked_at"] is not None
-    return record_of(row, _Known, principal=_to_principal(row), is_barred=is_barred)
+    return record_of(row, _StoredKey, principal=_to_principal(row), is_barred=is_barred)
 
 
 def _to_principal(row: Row) -> Principal:
@@ -390,7 +390,7 @@ USERS: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM u
 
 
 async def add_user(tx: Transaction, name: str, role: Role) -> User:
-    """Add a user inside the caller's transaction; raises as `Users.create`."""
+    """Add a user in the caller's transaction; raises like `Users.create`."""
     check_name(name)
     user = User(id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None)
     if not await tx.insert("users", row_of(user), "ON CONFLICT (name) DO NOTHING"):
@@ -407,31 +407,31 @@ async def get_user(source: Queryable, user_id: str) -> User:
 
 
 async def find_named(source: Queryable, name: str) -> User | None:
-    """Return the user of a name, or None."""
+    """Return the user with a name, or None."""
     row = await source.one(USERS + " WHERE name = :name", {"name": name})
     return record_of(row, User) if row else None
 
 
 async def is_admin(source: Queryable, user_id: str) -> bool:
-    """Say whether a user is an administrator."""
+    """Return whether a user is an administrator."""
     sql = "SELECT role FROM users WHERE id = :id"
     return bool(await source.value(sql, {"id": user_id}) == Role.ADMIN)
 
 
 async def list_barred(source: Queryable) -> frozenset[str]:
-    """Return the ids of the users who are blocked or may only look."""
+    """Return the ids of the users who are blocked or viewers."""
     sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
     return frozenset(await source.column(sql))
 
 
 def check_name(name: str) -> None:
-    """Raise BadRequest for what cannot be the name of a user or a key."""
+    """Raise BadRequest for an invalid name of a user or a key."""
     if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
         raise BadRequest(f"a name has 1 to {_LONGEST_NAME} printable characters")
 
 
 def name_taken(user: User) -> Conflict:
-    """Return the error for a name that another user has."""
+    """Return the error for a user name that is taken."""
     return Conflict(f"a user of this name exists already: {user.name}")
 
 

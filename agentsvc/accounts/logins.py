@@ -1,8 +1,8 @@
-"""Logins of browsers: each stands for an API key, is named by a token and ends by itself.
+"""Browser logins: each is bound to an API key, is identified by a token, and expires.
 
-A token has two parts, one for a cookie and one for the page's own storage; neither is worth anything
-without the other. A login is good as long as its key is. A login link logs a browser in once, without
-the key being typed. Tokens of both are stored as hashes, like keys.
+A token has two parts, one for a cookie and one for the page's own storage; either is useless without
+the other. A login is valid as long as its key is. A login link logs a browser in once, without the
+key being typed. The tokens of logins and links are stored as hashes, like keys.
 """
 
 from collections.abc import Collection
@@ -17,17 +17,17 @@ from agentsvc.base import NotAuthenticated, NotFound, Secret, values
 from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
 
 LINK_LIFETIME: Final = timedelta(minutes=15)
-"""How long a login link can be used."""
+"""Lifetime of a login link."""
 MAX_LOGINS: Final = 50
-"""How many logins a key may have; the one that was used longest ago ends for a new one."""
+"""Maximum number of logins per key; a new login replaces the least recently used one."""
 TRIES_A_MINUTE: Final = 60
-"""How often one address may try to log in."""
+"""Maximum number of login attempts per minute from one address."""
 
 _LONGEST_CLIENT: Final = 255
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be shown of a login; `client` is what the browser says of itself."""
+    """The public fields of a login; `client` is the browser's User-Agent."""
 
     id: str
     key_id: int
@@ -38,34 +38,34 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoginProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody else who logs browsers in, in place of a key."""
+    """An external identity provider that logs browsers in, instead of a key."""
 
     name: str
-    """Name by which `POST /api/v1/sign-in/attempts` knows it; empty for the proxy in front of the
-    server, which `POST /api/v1/sign-in/proxy` asks"""
+    """Name of the provider for `POST /api/v1/sign-in/attempts`; empty for the proxy in front of the
+    server, for which `POST /api/v1/sign-in/proxy` is used"""
     title: str
-    """What users know it by"""
+    """Title shown to users"""
 
 
 class LoginToken(msgspec.Struct, frozen=True, kw_only=True):
-    """What a browser shows that is logged in."""
+    """The credentials of a logged-in browser."""
 
     cookie: Secret
     page: Secret
 
     @property
     def whole(self) -> Secret:
-        """Both parts, as they are checked."""
+        """Both parts joined, as `Logins.identify` takes them."""
         return Secret(join_parts(self.cookie.reveal(), self.page.reveal()))
 
 
 def join_parts(cookie: str, page: str) -> str:
-    """Return a token made of its two parts; neither has a dot in it."""
+    """Join the two parts of a token with a dot; neither contains one."""
     return f"{cookie}.{page}"
 
 
 class Logins:
-    """Every login and every login link."""
+    """Creates, validates and ends logins and login links."""
 
     def __init__(self, db: Database, keyring: KeyRing, *, lifetime: timedelta) -> None:
         self._db = db
@@ -74,20 +74,20 @@ class Logins:
         self._tries = AttemptLimit(TRIES_A_MINUTE)
 
     def admit(self, address: str) -> None:
-        """Count a try to log in; raises TooManyRequests if it comes too soon."""
+        """Count a login attempt of an address; raises TooManyRequests above the rate limit."""
         self._tries.check(address)
 
     async def begin(self, key: str, *, client: str) -> tuple[Login, LoginToken]:
-        """Log a browser in with a key; raises NotAuthenticated. The token can be seen only now."""
+        """Log a browser in with a key; raises NotAuthenticated. The token is not shown again."""
         return await self.begin_for((await self._keyring.identify(key)).key_id, client=client)
 
     async def begin_for(self, key_id: int, *, client: str) -> tuple[Login, LoginToken]:
-        """Log a browser in that another one vouches for, with the key of this number."""
+        """Log a browser in with the key of this id, after an identity provider has confirmed it."""
         token = _new_token()
         return await self._db.write(lambda tx: self._insert(tx, key_id, token, client)), token
 
     async def make_link(self, key_id: int) -> Secret:
-        """Return a token that logs a browser in once, within LINK_LIFETIME."""
+        """Create a login link and return its token, valid once within LINK_LIFETIME."""
         token = values.new_key()
         row = {
             "hash": values.sha256(token.reveal()),
@@ -103,11 +103,11 @@ class Logins:
         return token
 
     async def find_user_of_link(self, link: Secret) -> str:
-        """Return the name of whom a link logs in, without using it up; raises NotAuthenticated."""
+        """Return the user name of a link without consuming the link; raises NotAuthenticated."""
         return str((await _get_link(self._db, link))["user_name"])
 
     async def begin_by_link(self, link: Secret, *, client: str) -> tuple[Login, LoginToken]:
-        """Log a browser in with a link, which is used up; raises NotAuthenticated."""
+        """Log a browser in with a link and consume the link; raises NotAuthenticated."""
         token = _new_token()
 
         async def body(tx: Transaction) -> Login:
@@ -116,14 +116,14 @@ class Logins:
             await tx.run(sql, {"hash": values.sha256(link.reveal())})
             return await self._insert(tx, row["key_id"], token, client)
 
-        # Anybody can ask, so a link that was never given costs no write.
+        # Unauthenticated callers can get here, so an unknown link must cost no write.
         await self.find_user_of_link(link)
         return await self._db.write(body), token
 
     async def identify(self, token: str) -> Principal:
-        """Return whose login a token names and note its use, at most once a minute.
+        """Return the principal of a login token and record its use, at most once a minute.
 
-        Raises NotAuthenticated for one that is unknown or over, or whose key is no longer valid.
+        Raises NotAuthenticated if the login is unknown or expired, or its key is no longer valid.
         """
         params = {"hash": values.sha256(token), "now": _now()}
         row = await self._db.one(_GOOD + " AND l.hash = :hash", params)
@@ -134,19 +134,19 @@ class Logins:
         return _to_principal(row)
 
     async def find_good(self, login_ids: Collection[str]) -> dict[str, Principal]:
-        """Return whose logins these are, as far as they are good; notes no use."""
+        """Return the principals of the valid ones of these logins, by id; records no use."""
         sql = _GOOD + " AND l.id = :id"
         rows = [await self._db.one(sql, {"id": one, "now": _now()}) for one in login_ids]
         return {row["id"]: _to_principal(row) for row in rows if row is not None}
 
     async def list_of(self, user_id: str) -> list[Login]:
-        """Return the logins of a user that are good, in the order they began."""
+        """Return the valid logins of a user, oldest first."""
         sql = _GOOD + " AND k.user_id = :user_id ORDER BY l.created_at, l.id"
         rows = await self._db.all(sql, {"user_id": user_id, "now": _now()})
         return [record_of(row, Login) for row in rows]
 
     async def end(self, user_id: str, login_id: str) -> None:
-        """End a login of a user; raises NotFound if there is none."""
+        """Delete a login of a user; raises NotFound."""
         sql = """
             DELETE FROM logins
             WHERE id = :id
@@ -185,7 +185,7 @@ _DELETE_SURPLUS: Final = """
         LIMIT -1 OFFSET :most
     )
 """
-"""Of the logins of a key those that were used last are left."""
+"""Keeps the most recently used logins of a key."""
 _KEY_IS_GOOD: Final = """
     AND u.blocked_at IS NULL
     AND k.revoked_at IS NULL
@@ -211,7 +211,7 @@ _LINKS: Final = """
 
 
 async def _get_link(source: Queryable, token: Secret) -> Row:
-    """Return whom a link logs in; raises NotAuthenticated unless it and its key are valid."""
+    """Return key id and user name of a link; raises NotAuthenticated unless link and key are valid."""
     sql = _LINKS + _KEY_IS_GOOD
     row = await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
     if row is None:

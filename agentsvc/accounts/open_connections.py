@@ -1,7 +1,7 @@
-"""Connections that stay open, each let in by a key: they end when the key has lost its worth.
+"""Long-lived connections, each authorized by a key: closes them when the key becomes invalid.
 
-That a key was revoked, has expired or belongs to a user who is blocked or may do less by now is seen
-here whoever did it, be it a command in another process.
+Polls the database, so that revoked and expired keys, blocked users and changed roles are noticed,
+even if a command in another process made the change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ from agentsvc.accounts.logins import Logins
 from agentsvc.base import monotonic
 
 POLL_SECONDS: Final = 1.0
-"""How often it is looked whether keys are good still."""
+"""Interval of the checks whether keys are still valid."""
 
 
-class _Held(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A connection; `needs` tells whether its caller may go on.
+class _Connection(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """An open connection; `needs` returns whether its caller is still authorized.
 
-    Without a caller it is one to a sandbox of a user that the sandbox's own key opened.
+    Without a caller it is a connection to a user's sandbox, authorized by the session key.
     """
 
     user_id: str
@@ -31,12 +31,12 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class OpenConnections:
-    """Knows every connection that stays open, and who opened it."""
+    """The open long-lived connections and their callers."""
 
     def __init__(self, keyring: KeyRing, logins: Logins) -> None:
         self._keyring = keyring
         self._logins = logins
-        self._open: set[_Held] = set()
+        self._open: set[_Connection] = set()
         self._barred: frozenset[str] = frozenset()
         self._barred_at: float | None = None
 
@@ -47,31 +47,33 @@ class OpenConnections:
         *,
         needs: Callable[[Principal], bool] = lambda _caller: True,
     ) -> AbstractContextManager[None]:
-        """Call `end()` when the caller's key has lost its worth while this lasts.
+        """Register a connection inside the context; `end()` is called when its key becomes invalid.
 
-        So it is called when the caller is no longer what `needs` asks for.
+        `end()` is also called when `needs` returns False for the caller's current permissions.
         """
-        return self._hold(_Held(user_id=caller.user_id, end=end, caller=caller, needs=needs))
+        return self._register(
+            _Connection(user_id=caller.user_id, end=end, caller=caller, needs=needs)
+        )
 
     def held_of(self, user_id: str, end: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call `end()` when a user may use no sandbox any more while this lasts."""
-        return self._hold(_Held(user_id=user_id, end=end))
+        """Register a connection to a user's sandbox; `end()` is called once the user is barred."""
+        return self._register(_Connection(user_id=user_id, end=end))
 
     async def is_barred(self, user_id: str) -> bool:
-        """Tell whether a user may use no sandbox: one who is blocked, or may only look.
+        """Return whether a user may not use sandboxes, being blocked or a viewer.
 
-        What is known of that is not older than POLL_SECONDS.
+        The answer is at most POLL_SECONDS old.
         """
         if self._barred_at is None or monotonic() - self._barred_at >= POLL_SECONDS:
             await self._read_barred()
         return user_id in self._barred
 
     async def find(self, caller: Principal) -> Principal | None:
-        """Return what a caller is by now, or None if the key, or the login for it, is not good."""
+        """Return the caller's current principal, or None if its key or login is invalid."""
         return (await self._find_all([caller])).get(caller)
 
     async def close_revoked(self) -> None:
-        """End the connections whose key, or the login that stands for it, is not good now."""
+        """Close the connections whose key or login is invalid now, or not sufficient any more."""
         self._barred_at = None
         seen = tuple(self._open)
         callers = [one.caller for one in seen if one.caller is not None]
@@ -88,7 +90,7 @@ class OpenConnections:
                 one.end()
 
     @contextmanager
-    def _hold(self, one: _Held) -> Iterator[None]:
+    def _register(self, one: _Connection) -> Iterator[None]:
         self._open.add(one)
         try:
             yield
@@ -96,7 +98,7 @@ class OpenConnections:
             self._open.discard(one)
 
     async def _find_all(self, callers: Sequence[Principal]) -> dict[Principal, Principal]:
-        """Return what callers are by now, as far as their keys, or the logins for these, are good."""
+        """Return the current principals of callers whose key or login is valid."""
         logins = {one.login_id for one in callers if one.login_id is not None}
         keys = {one.key_id for one in callers if one.login_id is None}
         by_login = await self._logins.find_good(logins) if logins else {}

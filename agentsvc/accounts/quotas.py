@@ -1,7 +1,7 @@
 """Quotas per user: running sandboxes, conversations per hour, dollars per day and per month.
 
-Nothing is limited unless an administrator says so. Days and months are those of UTC. What is spent is
-what agent servers say that models have cost.
+Nothing is limited unless an administrator sets a quota. Days and months are in UTC. Spending is the
+model cost that agent servers report.
 """
 
 import math
@@ -24,20 +24,20 @@ type Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Quotas(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a user; None is no limit. Amounts are US dollars."""
+    """The quotas of a user; None means no limit. Amounts are in US dollars."""
 
     running_sandboxes: Count | None = None
-    """Most sandboxes that run at a time; null: no limit"""
+    """Maximum number of sandboxes running at a time; null: no limit"""
     conversations_per_hour: Count | None = None
-    """Most conversations started in 60 minutes; null: no limit"""
+    """Maximum number of conversations started within 60 minutes; null: no limit"""
     spend_per_day: Dollars | None = None
-    """Most US dollars spent on models in a day of UTC; null: no limit"""
+    """Maximum spending on models per day (UTC), in US dollars; null: no limit"""
     spend_per_month: Dollars | None = None
-    """Most US dollars spent on models in a month of UTC; null: no limit"""
+    """Maximum spending on models per month (UTC), in US dollars; null: no limit"""
 
 
 class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user has used of that."""
+    """A user's current usage of the quotas."""
 
     conversations_last_hour: int
     """Conversations started in the last 60 minutes"""
@@ -48,7 +48,7 @@ class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that a model has used; the model is "" where nobody knows."""
+    """Token counts of a model; the model is "" if unknown."""
 
     model: str = ""
     prompt_tokens: int = 0
@@ -59,7 +59,7 @@ NONE: Final = Tokens()
 
 
 class DayOfUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user has used of one model in a day of UTC."""
+    """A user's usage of one model on one day (UTC)."""
 
     day: str
     """The day, such as `2026-01-31`"""
@@ -68,32 +68,32 @@ class DayOfUse(msgspec.Struct, frozen=True, kw_only=True):
     user_name: str
     """Name of the user"""
     model: str
-    """Provider and name of the model; empty where nobody knows"""
+    """Provider and name of the model; empty if unknown"""
     prompt_tokens: int
-    """Tokens the model was told"""
+    """Prompt tokens sent to the model"""
     completion_tokens: int
-    """Tokens the model has said"""
+    """Completion tokens returned by the model"""
     dollars: float
-    """US dollars that cost, as far as the price is known"""
+    """Cost in US dollars, as far as prices are known"""
 
 
 class QuotaStore:
-    """The limits of every user."""
+    """Reads and stores quotas, and reports usage."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     async def get(self, user_id: str) -> Quotas:
-        """Return the limits of a user."""
+        """Return the quotas of a user."""
         return await _find(self._db, user_id)
 
     async def set(self, user_id: str, quotas: Quotas) -> None:
-        """Store the limits of a user, who exists."""
+        """Store the quotas of a user, who must exist."""
         row = {"user_id": user_id, **msgspec.structs.asdict(quotas)}
-        await self._db.write(lambda tx: tx.insert("quotas", row, _OVER))
+        await self._db.write(lambda tx: tx.insert("quotas", row, _UPSERT))
 
     async def used(self, user_id: str) -> QuotaUse:
-        """Return what a user has used."""
+        """Return the current usage of a user."""
         moment = values.now()
         day, month = await _spent(self._db, user_id, moment)
         starts = await _starts(self._db, user_id, moment)
@@ -102,7 +102,7 @@ class QuotaStore:
         )
 
     async def days(self, days: int, user_id: str | None = None) -> list[DayOfUse]:
-        """Return what was used in the last days, of one user or of all, the first day first."""
+        """Return the usage of the last days, of one user or of all, oldest day first."""
         sql = """
             SELECT s.day, s.user_id, u.name AS user_name, s.model, s.prompt_tokens,
                 s.completion_tokens, s.dollars
@@ -117,12 +117,12 @@ class QuotaStore:
 
 
 async def find_running(reader: Queryable, user_id: str) -> int | None:
-    """Return how many sandboxes of a user may run, or None for no limit."""
+    """Return a user's quota of running sandboxes, or None for no limit."""
     return (await _find(reader, user_id)).running_sandboxes
 
 
 def check_running(most: int | None, running: int) -> None:
-    """Raise QuotaExceeded where one more sandbox beside those that run would be too many."""
+    """Raise QuotaExceeded if one more running sandbox would exceed the quota."""
     if most is not None and running >= most:
         raise QuotaExceeded(
             f"You may have {most} sandboxes running, and have {running}",
@@ -131,12 +131,12 @@ def check_running(most: int | None, running: int) -> None:
 
 
 async def check_spend(reader: Queryable, user_id: str) -> None:
-    """Raise QuotaExceeded for a user who has spent what may be spent today, or this month."""
+    """Raise QuotaExceeded if a user's spending quota of this day or month is used up."""
     await left_to_spend(reader, user_id)
 
 
 async def left_to_spend(reader: Queryable, user_id: str) -> float:
-    """Return how many dollars a user may spend, infinite without a limit; raises QuotaExceeded."""
+    """Return the US dollars a user may still spend, or infinity; raises QuotaExceeded at zero."""
     quotas, moment = await _find(reader, user_id), values.now()
     if quotas.spend_per_day is None and quotas.spend_per_month is None:
         return math.inf
@@ -157,7 +157,7 @@ async def left_to_spend(reader: Queryable, user_id: str) -> float:
 
 
 async def note_start(tx: Transaction, user_id: str) -> None:
-    """Count a conversation that is to start; raises QuotaExceeded where it may not."""
+    """Count the start of a conversation; raises QuotaExceeded if it is over quota."""
     moment = values.now()
     sql = "DELETE FROM conversation_starts WHERE user_id = :user_id AND started_at <= :until"
     await tx.run(sql, {"user_id": user_id, "until": values.to_stored(moment - _HOUR)})
@@ -167,7 +167,7 @@ async def note_start(tx: Transaction, user_id: str) -> None:
 
 
 async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
-    """Raise QuotaExceeded where so many conversations more may not be started now."""
+    """Raise QuotaExceeded if starting `count` more conversations now would exceed a quota."""
     await check_spend(reader, user_id)
     most = (await _find(reader, user_id)).conversations_per_hour
     if most is None:
@@ -176,7 +176,7 @@ async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
     starts = await _starts(reader, user_id, moment)
     too_many = len(starts) + count - most
     if too_many > 0:
-        # As many as are too many have to be an hour old.
+        # Retry once as many starts as are in excess are an hour old.
         due = starts[too_many - 1] + _HOUR if too_many <= len(starts) else moment + _HOUR
         wanted = "" if count == 1 else f"; these are {count} more"
         raise QuotaExceeded(
@@ -186,7 +186,7 @@ async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
 
 
 async def note_spend(tx: Transaction, user_id: str, dollars: float, used: Tokens = NONE) -> str:
-    """Count what something has cost; return why no more may be spent, or an empty text."""
+    """Add a cost to today's spending; return why no more may be spent, or ""."""
     sql = """
         INSERT INTO spending (user_id, day, model, prompt_tokens, completion_tokens, dollars)
         VALUES (:user_id, :day, :model, :prompt_tokens, :completion_tokens, :dollars)
@@ -205,8 +205,8 @@ async def note_spend(tx: Transaction, user_id: str, dollars: float, used: Tokens
 
 
 def next_month(moment: datetime) -> datetime:
-    """Return when the next month begins."""
-    # The fourth day after the 28th is in the next month, whichever this one is.
+    """Return the start of the next month."""
+    # The fourth day after the 28th is in the next month, whatever the length of this one.
     return _midnight((moment.replace(day=28) + 4 * _DAY).replace(day=1))
 
 
@@ -221,7 +221,7 @@ async def _find(reader: Queryable, user_id: str) -> Quotas:
 
 
 async def _spent(reader: Queryable, user_id: str, moment: datetime) -> tuple[float, float]:
-    """Return what a user has spent today and this month."""
+    """Return a user's spending of today and of this month."""
     sql = """
         SELECT day, SUM(dollars) AS dollars
         FROM spending
@@ -235,9 +235,9 @@ async def _spent(reader: Queryable, user_id: str, moment: datetime) -> tuple[flo
 
 
 async def _starts(reader: Queryable, user_id: str, moment: datetime) -> list[datetime]:
-    """Return when a user has started conversations in the hour before, the first one first.
+    """Return a user's start times of the last hour, oldest first.
 
-    What was started while the clock was ahead is not of that hour.
+    Excludes times in the future, stored while the clock was ahead.
     """
     sql = """
         SELECT started_at
@@ -262,7 +262,7 @@ def _midnight(moment: datetime) -> datetime:
     return moment.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-_OVER: Final = """
+_UPSERT: Final = """
     ON CONFLICT (user_id) DO UPDATE
     SET running_sandboxes = excluded.running_sandboxes,
         conversations_per_hour = excluded.conversations_per_hour,

@@ -1,4 +1,4 @@
-"""Keys with which a service acts for users, made with a key that an administrator gave the service."""
+"""Keys with which a service acts for users, created with a key of an administrator."""
 
 import contextlib
 from typing import Final
@@ -11,17 +11,17 @@ _CONTEXT: Final = "service-key"
 
 
 class ServiceKeys:
-    """Every key that was made with that of a service."""
+    """Creates the keys with which services act for users."""
 
     def __init__(self, db: Database, vault: Vault) -> None:
         self._db = db
         self._vault = vault
 
     async def make(self, maker_id: int, user_id: str, name: str) -> Secret:
-        """Return the key of a user that a key has made under a name; it is made where there is none.
+        """Return the user's key that `maker_id` has created under a name; create it if missing.
 
-        It is the same each time until it is revoked, is of the scope `run`, and ends with what it
-        was made with. Raises BadRequest, NotFound, and NotAuthenticated where that has ended.
+        Returns the same key until it is revoked; it has the scope `run` and expires with its maker.
+        Raises BadRequest, NotFound, and NotAuthenticated if the maker is no longer valid.
         """
         check_name(name)
 
@@ -31,7 +31,7 @@ class ServiceKeys:
                 raise NotAuthenticated
             if not (await get_user(tx, maker["user_id"])).is_active_admin:
                 raise NotAuthenticated
-            # What is stored is a hash, so the key is made anew from what never changes.
+            # Only a hash is stored, so derive the key again from the master key and constant values.
             ended = await _count_ended(tx, maker_id, user_id, name)
             context = f"{_CONTEXT}:{maker_id}:{user_id}:{ended}:{name}"
             key = Secret(KEY_PREFIX + self._vault.derive(context))
@@ -51,7 +51,7 @@ class ServiceKeys:
 
 
 async def _count_ended(tx: Transaction, made_with: int, user_id: str, name: str) -> int:
-    """Return how many keys of a user that one has made under a name open nothing any more."""
+    """Count the revoked or expired keys that a key has created for a user under a name."""
     sql = """
         SELECT COUNT(*) AS count
         FROM api_keys

@@ -1,6 +1,6 @@
 """User accounts: create, rename, change role, block and unblock.
 
-How they are read, and their keys, is in `keys`; how they are deleted in `conversations.user_deletion`.
+`keys` reads users and manages their keys; `conversations.user_deletion` deletes them.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ from agentsvc.storage import Database, Transaction, note_effect, record_of, row_
 
 
 class UserPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be changed of a user."""
+    """Changes to a user; unset fields stay as they are."""
 
     name: str | UnsetType = UNSET
     role: Role | UnsetType = UNSET
@@ -31,13 +31,13 @@ class UserPatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Users:
-    """Every user."""
+    """Reads, creates and changes users."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     async def list_all(self) -> list[User]:
-        """Return all users by their names."""
+        """Return all users, sorted by name."""
         return [record_of(row, User) for row in await self._db.all(USERS + " ORDER BY name")]
 
     async def get(self, user_id: str) -> User:
@@ -45,14 +45,14 @@ class Users:
         return await get_user(self._db, user_id)
 
     async def get_named(self, name: str) -> User:
-        """Return the user of a name; raises NotFound."""
+        """Return the user with a name; raises NotFound."""
         user = await find_named(self._db, name)
         if user is None:
             raise NotFound(f"there is no user `{name}`")
         return user
 
     async def create(self, name: str, role: Role) -> User:
-        """Add a user; raises BadRequest for what is no name, Conflict for one that is taken."""
+        """Add a user; raises BadRequest for an invalid name, Conflict for a taken one."""
 
         async def body(tx: Transaction) -> User:
             user = await add_user(tx, name, role)
@@ -62,19 +62,16 @@ class Users:
         return await self._db.write(body)
 
     async def change(self, user_id: str, patch: UserPatch) -> User:
-        """Change a user and return what it is now.
-
-        Raises as `change_user`.
-        """
+        """Change a user and return the new state; raises like `change_user`."""
         return await self._db.write(lambda tx: change_user(tx, user_id, patch))
 
 
 async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
-    """Change a user inside the caller's transaction and return what it is now.
+    """Change a user in the caller's transaction and return the new state.
 
-    Raises NotFound, BadRequest for what is no name, and Conflict for a name that is taken, a user who is
-    being deleted, or where no administrator would be left to let anybody in again. Keys that services
-    of an administrator have made end where the user is none any more, or blocked.
+    Raises NotFound, BadRequest for an invalid name, and Conflict if the name is taken, the user is
+    being deleted, or no active administrator would remain. If the user is no active administrator
+    afterwards, keys that their services have created are revoked.
     """
     if patch.name is not UNSET:
         check_name(patch.name)
@@ -82,24 +79,24 @@ async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
     if before.leaving_at is not None:
         raise Conflict(f"`{before.name}` is being deleted")
     after = _patched(before, patch)
-    await _check_free(tx, after)
+    await _check_name_free(tx, after)
     sql = "UPDATE users SET name = :name, role = :role, blocked_at = :blocked_at WHERE id = :id"
     await tx.run(sql, row_of(after))
     sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
     if before.is_active_admin and await tx.one(sql) is None:
         raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
     if not after.is_active_admin:
-        await tx.run(_END_MADE, {"id": user_id, "now": values.to_stored(values.now())})
+        await tx.run(_REVOKE_CREATED, {"id": user_id, "now": values.to_stored(values.now())})
     return after
 
 
-_END_MADE: Final = """
+_REVOKE_CREATED: Final = """
     UPDATE api_keys
     SET revoked_at = :now
     WHERE made_with IN (SELECT id FROM api_keys WHERE user_id = :id)
       AND revoked_at IS NULL
 """
-"""Revokes what services of a user have made."""
+"""Revokes the keys that services of a user have created."""
 
 
 def _patched(user: User, patch: UserPatch) -> User:
@@ -114,7 +111,7 @@ def _patched(user: User, patch: UserPatch) -> User:
     )
 
 
-async def _check_free(tx: Transaction, user: User) -> None:
+async def _check_name_free(tx: Transaction, user: User) -> None:
     named = await find_named(tx, user.name)
     if named is not None and named.id != user.id:
         raise name_taken(user)
