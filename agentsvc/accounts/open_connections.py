@@ -51,13 +51,11 @@ class OpenConnections:
 
         `end()` is also called when `needs` returns False for the caller's current permissions.
         """
-        return self._register(
-            _Connection(user_id=caller.user_id, end=end, caller=caller, needs=needs)
-        )
+        return self._add(_Connection(user_id=caller.user_id, end=end, caller=caller, needs=needs))
 
     def held_of(self, user_id: str, end: Callable[[], None]) -> AbstractContextManager[None]:
         """Register a connection to a user's sandbox; `end()` is called once the user is barred."""
-        return self._register(_Connection(user_id=user_id, end=end))
+        return self._add(_Connection(user_id=user_id, end=end))
 
     async def is_barred(self, user_id: str) -> bool:
         """Return whether a user may not use sandboxes, being blocked or a viewer.
@@ -90,7 +88,7 @@ class OpenConnections:
                 one.end()
 
     @contextmanager
-    def _register(self, one: _Connection) -> Iterator[None]:
+    def _add(self, one: _Connection) -> Iterator[None]:
         self._open.add(one)
         try:
             yield

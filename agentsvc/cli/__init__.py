@@ -1,7 +1,7 @@
 """The `agentsvc` command. Each subcommand is a module of its own, imported when it is called.
 
-Data goes to stdout and everything else to stderr; the exit code is 0 for done, 1 for failed and
-2 for wrong usage.
+Data is written to stdout and everything else to stderr; the exit code is 0 for success, 1 for failure
+and 2 for wrong usage.
 """
 
 import contextlib
@@ -26,17 +26,14 @@ GROUPS: Final = {
     "Data": ("backup", "restore", "prune", "db", "audit"),
     "Reference": ("openapi", "sbom", "completion"),
 }
-"""The subcommands by what they are about, in the order in which help lists them."""
+"""The subcommands by topic, in the order of the help text."""
 
 COMMANDS: Final = tuple(name for names in GROUPS.values() for name in names)
-"""Each is `agentsvc.cli.NAME.command`.
-
-Those of plugins come after them.
-"""
+"""The built-in subcommands; each is `agentsvc.cli.NAME.command`."""
 
 
 class CommandFailed(click.ClickException):
-    """Ends the process with exit code 1, an `error:` line and perhaps a `hint:` line."""
+    """Ends the process with exit code 1, an `error:` line and an optional `hint:` line."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -50,27 +47,26 @@ class CommandFailed(click.ClickException):
 
 
 def printable(text: str) -> str:
-    """Return a text of one or more lines, without what else a terminal would obey."""
+    """Return a text with control characters replaced by blanks, except newlines."""
     return "".join(char if char == "\n" or char.isprintable() else " " for char in text)
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand only when somebody asks for it.
+    """A group that imports a subcommand only when it is used.
 
-    It also answers every deliberate error of the core, and those of files, connections and texts, in
-    the one form the command line has.
+    It also turns an AgentsvcError, OSError or UnicodeError of a subcommand into CommandFailed.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the subcommands."""
-        from agentsvc.cli import plugincommands  # noqa: PLC0415  # few need it
+        from agentsvc.cli import plugincommands  # noqa: PLC0415  # rarely needed
 
         return [*COMMANDS, *plugincommands.names()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, or None if there is none of that name."""
+        """Return a subcommand, or None if it does not exist."""
         if cmd_name not in COMMANDS:
-            from agentsvc.cli import plugincommands  # noqa: PLC0415  # few need it
+            from agentsvc.cli import plugincommands  # noqa: PLC0415  # rarely needed
 
             return plugincommands.find(cmd_name)
         with _light_imports():
@@ -81,7 +77,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand that is named; of one that is not there, say what may be meant."""
+        """Return the named subcommand; for an unknown name, suggest a similar one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
@@ -91,7 +87,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{exc.message} Did you mean `{close[0]}`?", ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the subcommands in their groups."""
+        """Write the subcommands by topic."""
         of_plugins = tuple(name for name in self.list_commands(ctx) if name not in COMMANDS)
         for title, names in {**GROUPS, "Plugins": of_plugins}.items():
             rows = []
@@ -103,20 +99,20 @@ class LazyGroup(click.Group):
                     formatter.write_dl(rows)
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        """Read the arguments; help and version are printed meanwhile."""
-        with _errors_told():
+        """Parse the arguments, with errors turned into CommandFailed; may print help or version."""
+        with _errors_translated():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; such an error becomes CommandFailed."""
-        with _errors_told():
+        """Run the subcommand, with errors turned into CommandFailed."""
+        with _errors_translated():
             return super().invoke(ctx)
 
 
 def drop_unwritten() -> bool:
-    """Have what standard output does not take go nowhere, and say whether there is such.
+    """Flush standard output; if that fails, redirect it to /dev/null and return True.
 
-    Python tries it again at its end.
+    Otherwise Python would try to write the buffer again at exit.
     """
     try:
         sys.stdout.flush()
@@ -127,11 +123,11 @@ def drop_unwritten() -> bool:
 
 
 @contextlib.contextmanager
-def _errors_told() -> Iterator[None]:
+def _errors_translated() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as exc:
-        # Who reads has seen enough.
+        # The reader has closed the pipe.
         drop_unwritten()
         raise click.exceptions.Exit from exc
     except StartFailed as exc:
@@ -139,7 +135,7 @@ def _errors_told() -> Iterator[None]:
     except AgentsvcError as exc:
         raise CommandFailed(exc.message) from exc
     except UnicodeError as exc:
-        raise CommandFailed(f"a text cannot be used: {exc}") from exc
+        raise CommandFailed(f"invalid text: {exc}") from exc
     except OSError as exc:
         if exc.filename is None and not is_no_room(exc):
             raise
@@ -153,8 +149,8 @@ def _errors_told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _light_imports() -> Iterator[None]:
-    """Leave out, of imports, what a start needs not wait for."""
-    # Nothing that is imported is garbage, and none of it will be: no collection has to look at it.
+    """Speed up imports: disable garbage collection, and defer loading certificates."""
+    # Imported objects are never garbage, so no collection has to scan them, now or later.
     gc.disable()
     try:
         with certificates.unread():

@@ -1,4 +1,4 @@
-"""`agentsvc audit`: prints who changed what; also while the server runs."""
+"""`agentsvc audit`: prints the audit log, also while the server runs."""
 
 import click
 
@@ -13,10 +13,10 @@ _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 
 
 @click.command("audit", epilog=example("agentsvc audit --user ann --limit 20"))
-@click.option("--user", metavar="NAME", help="Only what this user did.")
-@click.option("--text", metavar="TEXT", help="Only what has this in its action or subject.")
-@click.option("--refused", is_flag=True, help="Only what was answered by an error.")
-@click.option("--limit", type=click.IntRange(1, MAX_INT - 1), default=50, help="How many entries.")
+@click.option("--user", metavar="NAME", help="Only entries of this user.")
+@click.option("--text", metavar="TEXT", help="Only entries whose action or subject contains TEXT.")
+@click.option("--refused", is_flag=True, help="Only requests that were answered with an error.")
+@click.option("--limit", type=click.IntRange(1, MAX_INT - 1), default=50, help="Maximum number.")
 @json_option
 @where_options
 def command(
@@ -28,9 +28,9 @@ def command(
     as_json: bool,
     where: ConfigOptions,
 ) -> None:
-    """Print who changed what, the newest first, with the status that was answered.
+    """Print the audit log: who changed what, with the response status, newest first.
 
-    What was refused is there, too; what was only looked at is not.
+    Rejected requests are included; requests that only read are not.
     """
 
     async def body(database: Database) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""`agentsvc backup`: copies what an installation keeps into one file, also while the server runs."""
+"""`agentsvc backup`: copies an installation into one file, also while the server runs."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ MASTER_KEY: Final = "master.key"
 INSTANCE_ID: Final = "instance-id"
 ARCHIVES: Final = "archives"
 ARCHIVE: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.tar\.zst")
-"""The name that a saved workspace has in a backup."""
+"""Name of a saved workspace in a backup."""
 ABOUT: Final = "about.json"
 _IN_USE: Final = re.compile(
     rf"{DATABASE}(-wal|-shm|\.v.*)?|{MASTER_KEY}(\.next|\.former.*)?|{INSTANCE_ID}|lock|url|(first|command)-key"
@@ -37,38 +37,38 @@ _IN_USE: Final = re.compile(
 @click.option(
     "--without-key",
     is_flag=True,
-    help="Leave the master key out; a restore then needs it from elsewhere.",
+    help="Omit the master key; a restore then needs it from elsewhere.",
 )
 @click.option("--archives", is_flag=True, help="Include saved workspaces, which may be large.")
 @where_options
 def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptions) -> None:
-    """Write the database, the id of the installation and the master key to FILE, a tar.gz.
+    """Write the database, the installation id and the master key to FILE, a tar.gz.
 
-    The server may run: the copy is of one moment, and it is opened and checked before it is kept. With
-    the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
-    it.
+    Works while the server runs: the copy is a consistent snapshot, and is verified before it is kept.
+    Unless the master key is omitted, anyone who can read FILE can read all stored secrets. Files in
+    sandboxes are not included.
     """
     place = Path(os.path.realpath(file))
     is_other = place.is_symlink() or (file.exists() and not file.is_file())
     if str(file) in (".", "-") or is_other:
-        # A device or a pipe would be replaced: `/dev/stdout` for every program on the machine. What
-        # is a link still leads to itself.
-        more = "; one called so is named by its whole path" if str(file) == "-" else ""
-        raise click.UsageError(f"a backup goes to a file with a name: `{file}` is none{more}")
+        # Renaming onto a device or a pipe would replace it: `/dev/stdout` for every program. After
+        # `realpath`, only a link in a loop is still a link.
+        more = "; for a file of this name give its full path" if str(file) == "-" else ""
+        raise click.UsageError(f"a backup must be a regular file: `{file}` is not{more}")
     data_directory = where.data_directory()
     if _IN_USE.fullmatch(os.path.relpath(place, os.path.realpath(data_directory.path))):
-        raise click.UsageError(f"a backup does not go in the place of what it is of: `{file}`")
+        raise click.UsageError(f"a backup must not replace a file of the installation: `{file}`")
     try:
         scratch_directory = tempfile.TemporaryDirectory(dir=place.parent)
     except OSError as exc:
-        # Its own name says nothing to who gave another one.
+        # Report the path that the user gave, not that of the temporary directory.
         raise CommandFailed(f"the backup cannot be written: {exc.strerror}: {file}") from exc
     try:
         with scratch_directory as scratch:
             copy, draft = Path(scratch, DATABASE), Path(scratch, "draft")
             copy_running(data_directory.database, copy)
             if problems := check_file(copy):
-                hint = "run `agentsvc db check`; restore an older backup if that says the same"
+                hint = "run `agentsvc db check`; restore an older backup if it reports the same"
                 raise CommandFailed(f"the database cannot be used: {problems[0]}", hint)
             if not without_key:
                 check_master_key(data_directory, copy)
@@ -93,12 +93,12 @@ def _pack(
 ) -> None:
     about = {"agentsvc": __version__, "at": now().isoformat(), "has_key": has_key}
     text = json.dumps(about).encode()
-    # What a link leads to: `restore` takes plain files alone.
+    # Follow links, because `restore` accepts only regular files.
     with tarfile.open(fileobj=opened, mode="w:gz", dereference=True) as archive:
         head = tarfile.TarInfo(ABOUT)
         head.size = len(text)
         archive.addfile(head, io.BytesIO(text))
-        # Right behind its check, since it may be changed while the database is written.
+        # Right after its check, because it may change while the database is written.
         if has_key:
             archive.add(data_directory.master_key, MASTER_KEY)
         archive.add(data_directory.instance_id, INSTANCE_ID)
@@ -107,7 +107,7 @@ def _pack(
             archive.add(data_directory.archives, ARCHIVES, recursive=False)
             for saved in sorted(data_directory.archives.iterdir()):
                 name = f"{ARCHIVES}/{saved.name}"
-                # What is still being saved is left out, and what the server forgets meanwhile.
+                # Skip unfinished workspaces, and those that the server deletes meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     if ARCHIVE.fullmatch(name):
                         archive.add(saved, name)

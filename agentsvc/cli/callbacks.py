@@ -1,7 +1,7 @@
-"""The addresses at which sandboxes call the server, also after it has moved to another port.
+"""The callback addresses of sandboxes, which stay valid after the server has moved to another port.
 
-A sandbox knows only the one it was started with: there it tells of events and looks secrets up. As
-long as there are sandboxes, the server listens at its former addresses, too.
+A sandbox knows only the address it was started with, to which it reports events and from which it
+requests secrets. As long as sandboxes exist, the server also listens on its former addresses.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ _MAX: Final = 8
 
 
 def address_of(url: str) -> Address:
-    """Return the host and port of a URL of the server's own."""
+    """Return the host and port of the server's URL."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or 80
 
 
 def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Address]:
-    """Return the former addresses that sandboxes may know, and note the current one for later.
+    """Return the former addresses that sandboxes may use, and store the current one.
 
-    Where nothing can be noted, a later start on another port does not know this one.
+    A write error is only logged; a later start on another port then lacks the current address.
     """
     known = _read(file) if has_sandboxes else []
     former = [address for address in known if address != current][: _MAX - 1]
@@ -45,7 +45,7 @@ def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Addre
 
 @contextlib.contextmanager
 def bound(wanted: Sequence[Address]) -> Iterator[list[socket]]:
-    """Hold the addresses that can be had, and say which cannot."""
+    """Listen on these addresses inside the context; log those that are not available."""
     with contextlib.ExitStack() as held:
         listeners = []
         for host, port in wanted:
@@ -54,13 +54,13 @@ def bound(wanted: Sequence[Address]) -> Iterator[list[socket]]:
                 listener.listen()
             except (StartFailed, OSError) as exc:
                 log.warning(
-                    "sandboxes that run already cannot reach the server: start it on its former port",
+                    "running sandboxes cannot reach the server: start it on its former port",
                     extra={"port": port, "reason": str(exc)},
                 )
             else:
                 listeners.append(listener)
                 log.info(
-                    "listening on the former port for sandboxes that run already",
+                    "listening on the former port for running sandboxes",
                     extra={"port": port},
                 )
         yield listeners

@@ -1,8 +1,8 @@
-"""Leaves the certificates of this machine unread until somebody is called by TLS.
+"""Defers loading the trusted certificates until the first TLS connection.
 
-The HTTP library makes two contexts when it is imported, and each reads the certificates of all the
-authorities this machine trusts. That takes a good part of a start, and many a server only ever
-calls on its own machine, without TLS.
+The HTTP library creates two SSL contexts on import, and each loads all trusted certificate
+authorities. That takes a considerable part of the startup time, and many servers never use TLS for
+outgoing connections.
 """
 
 import contextlib
@@ -11,38 +11,38 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 _METHOD: Final = "set_default_verify_paths"
-_read_now: Final = ssl.SSLContext.set_default_verify_paths
+_load_certificates: Final = ssl.SSLContext.set_default_verify_paths
 
 
-class _Unread(ssl.SSLContext):
-    """A context that reads them when it is first used, and is one like any other then."""
+class _DeferredContext(ssl.SSLContext):
+    """A context that loads the certificates on first use, and becomes a plain SSLContext."""
 
     def wrap_bio(self, *args: Any, **kw: Any) -> ssl.SSLObject:
-        """Make that by which asyncio speaks TLS."""
-        return _read(self).wrap_bio(*args, **kw)
+        """Return the TLS object that asyncio uses."""
+        return _load(self).wrap_bio(*args, **kw)
 
     def wrap_socket(self, *args: Any, **kw: Any) -> ssl.SSLSocket:
-        """Make a socket that speaks TLS."""
-        return _read(self).wrap_socket(*args, **kw)
+        """Return a TLS socket."""
+        return _load(self).wrap_socket(*args, **kw)
 
 
 @contextlib.contextmanager
 def unread() -> Iterator[None]:
-    """Let contexts that are made in the block read the certificates at their first use."""
-    # The method is that of a base; for the length of the block it is hidden by one of ours.
-    setattr(ssl.SSLContext, _METHOD, _put_off)
+    """Defer loading certificates for SSL contexts that are created inside the context manager."""
+    # The method is inherited; inside the block ours shadows it, and `delattr` restores it.
+    setattr(ssl.SSLContext, _METHOD, _defer)
     try:
         yield
     finally:
         delattr(ssl.SSLContext, _METHOD)
 
 
-def _put_off(context: ssl.SSLContext) -> None:
-    context.__class__ = _Unread
+def _defer(context: ssl.SSLContext) -> None:
+    context.__class__ = _DeferredContext
 
 
-def _read(context: ssl.SSLContext) -> ssl.SSLContext:
-    # Two threads at once read them twice; none goes on before they are read.
-    _read_now(context)
+def _load(context: ssl.SSLContext) -> ssl.SSLContext:
+    # Two threads may load them twice, but neither continues before they are loaded.
+    _load_certificates(context)
     context.__class__ = ssl.SSLContext
     return context

@@ -1,4 +1,4 @@
-"""`agentsvc chat`: talks with an agent in the terminal, as long as whoever types wants to."""
+"""`agentsvc chat`: an interactive conversation with an agent in the terminal."""
 
 import queue
 import sys
@@ -30,14 +30,14 @@ from agentsvc.cli.text import SHORT_ID
 
 _RETRY_SECONDS: Final = 1.0
 _HELP: Final = """\
-/confirm          let the agent do what it asks for
-/reject [REASON]  do not let it, and say why
-/interrupt        break off what the agent is doing
-/resume           let the agent go on
-/status           what it does, and what it has cost
-/open             the address of the conversation in the console
-/quit             leave; the agent goes on
-Anything else is a message to the agent, also while it works."""
+/confirm          allow the action that the agent wants to take
+/reject [REASON]  reject it, with a reason for the agent
+/interrupt        interrupt the agent
+/resume           let the agent continue
+/status           show the agent's state, and tokens and cost so far
+/open             print the URL of the conversation in the console
+/quit             leave; the agent continues
+Anything else is sent to the agent as a message, also while it works."""
 
 
 @click.command(
@@ -50,20 +50,20 @@ Anything else is a message to the agent, also while it works."""
     "conversation_id",
     type=IdParam(CONVERSATIONS),
     metavar="ID",
-    help="Go on with this conversation.",
+    help="Continue this conversation.",
 )
 @click.option("--repo", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME.")
 @server_options
 def command(
     *, task: str | None, conversation_id: str | None, repo: str | None, server: ServerChoice
 ) -> None:
-    """Talk with an agent: what you type goes to it, and what it does is shown as it happens.
+    """Chat with an agent: send it messages, and see its events live.
 
-    Without TASK and --id the first line that is typed begins a conversation. `/help` lists what
-    else can be typed. Several terminals may be in one conversation at a time.
+    Without TASK and --id, the first line you type starts a conversation. `/help` lists the commands.
+    Several terminals can use one conversation at the same time.
     """
     if conversation_id and repo:
-        raise click.UsageError("a conversation that is there gets no other repository")
+        raise click.UsageError("--repo cannot be used with --id")
     api = get_api(server)
     if conversation_id:
         found = wake(api, find_conversation(api, conversation_id))
@@ -77,7 +77,7 @@ def command(
 
 
 class Chat:
-    """One terminal in a conversation: a thread shows what happens while lines are read."""
+    """One terminal in a conversation: one thread shows events while another reads lines."""
 
     def __init__(self, api: Api, conversation: Record) -> None:
         self._api = api
@@ -88,9 +88,9 @@ class Chat:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Talk until whoever types leaves, or the conversation is deleted."""
+        """Chat until the user leaves, or the conversation is deleted."""
         short = self._conversation["id"][:SHORT_ID]
-        click.echo(f"conversation {short}; /help says what can be typed", err=True)
+        click.echo(f"conversation {short}; /help lists the commands", err=True)
         for work in (self._show_events, self._read):
             threading.Thread(target=work, daemon=True).start()
         try:
@@ -104,7 +104,7 @@ class Chat:
             pass
         self._is_over.set()
         self._view.busy("")
-        click.echo(f"go back to it with `agentsvc chat --id {short}`", err=True)
+        click.echo(f"continue with `agentsvc chat --id {short}`", err=True)
 
     def _read(self) -> None:
         for line in sys.stdin:
@@ -112,7 +112,7 @@ class Chat:
         self._lines.put(None)
 
     def _run_line(self, line: str) -> bool:
-        """Do what a line says; say whether to go on."""
+        """Execute a command or send a message; return whether to continue."""
         name, _, rest = line.partition(" ")
         if name in ("/quit", "/exit"):
             return False
@@ -128,7 +128,7 @@ class Chat:
         if name in commands:
             commands[name](rest.strip())
         elif name.startswith("/") and "/" not in name[1:]:
-            raise CommandFailed(f"there is no `{name}`", "/help says what can be typed")
+            raise CommandFailed(f"unknown command `{name}`", "/help lists the commands")
         elif line:
             send_message(self._api, wake(self._api, self._fetch())["id"], line)
         return True
@@ -158,7 +158,7 @@ class Chat:
                 self._is_over.wait(_RETRY_SECONDS)
 
     def _show_message(self, message: StreamMessage) -> bool:
-        """Show a message of the stream; say whether more may come."""
+        """Show a message of the stream; return whether more may follow."""
         match message.type:
             case "event":
                 self._view.event(message.data)
@@ -167,7 +167,7 @@ class Chat:
             case "delta":
                 self._view.delta(str(message.data.get("content") or ""))
             case "end":
-                self._view.say("the conversation is over")
+                self._view.say("the conversation has ended")
                 self._lines.put(None)
                 return False
             case _:

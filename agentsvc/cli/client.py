@@ -1,7 +1,7 @@
-"""A client of a server for commands: plain requests and streams, on the standard library alone.
+"""HTTP client of the commands: requests and event streams, with the standard library only.
 
-Commands start fast that way. Whatever goes wrong is raised as CommandFailed, with a hint where there
-is one.
+This keeps commands fast to start. Every failure is raised as CommandFailed, with a hint if there is
+one.
 """
 
 import http.client
@@ -25,30 +25,30 @@ BEAT: Final = "beat"
 _ANSWER_SECONDS: Final = 150.0
 _PART_BYTES: Final = 256 * 1024
 _SILENCE_SECONDS: Final = 60.0
-"""Longer than the time between two signs of life on a stream."""
-_AWAY: Final = (502, 503, 504)
-"""What a proxy answers in the place of a server that restarts."""
-_ADDRESS_HINT: Final = "write it as http://HOST:PORT, and name the key with --key"
-_HINT: Final = "see whether it runs, and whether --url is right"
+"""Longer than the interval of heartbeats on a stream."""
+_UNAVAILABLE: Final = (502, 503, 504)
+"""Statuses of a proxy while the server restarts."""
+_ADDRESS_HINT: Final = "write it as http://HOST:PORT, and pass the key with --key"
+_HINT: Final = "check that it runs, and that --url is correct"
 _MISSING_HINT: Final = (
-    "it is not there, or the server's configuration switches it off; see whether --url is right"
+    "it does not exist, or the server's configuration disables it; check that --url is correct"
 )
-_KEY_HINT: Final = "name a key that is valid with --key"
+_KEY_HINT: Final = "pass a valid key with --key"
 
 
 class NoAnswer(CommandFailed):
-    """Nobody answers at the URL, or not to the end, as while a server restarts."""
+    """No response from the URL, or an incomplete one, as while a server restarts."""
 
 
 class StreamBroken(CommandFailed):
-    """A stream has broken off, or cannot be had for now."""
+    """A stream was interrupted, or is temporarily unavailable."""
 
 
 class RequestRefused(CommandFailed):
-    """The server answered, and not with what was asked for."""
+    """The server responded with an error or a redirect."""
 
     def __init__(self, status: int, message: str, hint: str = "", *, error: str = "") -> None:
-        """Keep the status, and the `error` that the answer names."""
+        """Store the status, and the `error` of the response."""
         super().__init__(message, hint)
         self.status = status
         self.error = error
@@ -63,10 +63,10 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Api:
-    """A server at a URL, called with one key; `renew` finds another where that one is refused."""
+    """A server at a URL, called with one key; `renew` returns a new key after a 401."""
 
     answers: ClassVar[int] = 0
-    """How many have come, from whatever server."""
+    """Number of responses received in this process, from any server."""
 
     def __init__(self, url: str, key: Secret, *, renew: Callable[[], Secret] | None = None) -> None:
         try:
@@ -75,9 +75,9 @@ class Api:
         except ValueError:
             parts, is_url = urlsplit(""), False
         if "@" in parts.netloc:
-            raise CommandFailed("a URL takes no user name and no password", _ADDRESS_HINT)
+            raise CommandFailed("the URL must not contain a user name or password", _ADDRESS_HINT)
         if not is_url or parts.query or parts.fragment:
-            raise CommandFailed(f"`{url}` is no URL of a server", "write it as http://HOST:PORT")
+            raise CommandFailed(f"`{url}` is not a server URL", "write it as http://HOST:PORT")
         self.url = url.rstrip("/")
         self._parts = parts
         self._prefix = parts.path.rstrip("/")
@@ -85,7 +85,7 @@ class Api:
         self._renew = renew
 
     def call(self, method: str, path: str, *, query: Query | None = None, body: Any = None) -> Any:
-        """Return what the server answers, decoded; raises RequestRefused for an error of its."""
+        """Return the decoded JSON response; raises RequestRefused for an error response."""
         sent = None if body is None else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} if body is not None else {}
         with self.open(method, path, query=query, body=sent, headers=kind) as response:
@@ -96,11 +96,11 @@ class Api:
             raise self.no_server() from exc
 
     def no_server(self) -> CommandFailed:
-        """Return what to raise where an answer has not the form of a server's."""
-        return CommandFailed(f"what answers at {self.url} is no agentsvc server", _HINT)
+        """Return the error to raise for a response that did not come from an agentsvc server."""
+        return CommandFailed(f"the server at {self.url} is not an agentsvc server", _HINT)
 
     def pages(self, path: str, query: Query | None = None) -> Iterator[Any]:
-        """Yield every item of a search, page after page."""
+        """Yield every item of a paginated search."""
         asked: dict[str, str | int] = {"limit": PAGE, **(query or {})}
         while True:
             page = self.call("GET", path, query=asked)
@@ -116,18 +116,18 @@ class Api:
     def parts(
         self, path: str, query: Mapping[str, str | int | Sequence[str]] | None = None
     ) -> Iterator[bytes]:
-        """Yield the pieces of an answer that is no JSON; raises CommandFailed unless all of it comes."""
+        """Yield a binary response in chunks; raises CommandFailed if it is incomplete."""
         with self.open("GET", path, query=query) as answer:
             while part := answer.read(_PART_BYTES):
                 yield part
             if answer.length:
-                raise NoAnswer(f"no whole answer comes from {self.url}", _HINT)
+                raise NoAnswer(f"incomplete response from {self.url}", _HINT)
 
     def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[StreamMessage]:
-        """Yield the messages of a stream behind an event, until the server ends it.
+        """Yield the messages of a stream after an event, until the server ends it.
 
-        Signs of life are `beat`, for who wants them.
-        Raises StreamBroken when it breaks off; the caller goes on behind the last id that it saw.
+        With `beats`, heartbeats are yielded as messages of the type `beat`. Raises StreamBroken when
+        the connection is lost; the caller can continue after the last id that it received.
         """
         kind = {"Accept": "text/event-stream"}
         asked = {} if after < 0 else {"after": after}
@@ -139,7 +139,7 @@ class Api:
                     if beats or message.type != BEAT:
                         yield message
         except (NoAnswer, RequestRefused) as exc:
-            if isinstance(exc, RequestRefused) and exc.status not in _AWAY:
+            if isinstance(exc, RequestRefused) and exc.status not in _UNAVAILABLE:
                 raise
             raise StreamBroken(exc.message, exc.hint) from exc
         except (ValueError, RecursionError) as exc:
@@ -156,26 +156,26 @@ class Api:
         headers: Mapping[str, str] | None = None,
         silence: float = _ANSWER_SECONDS,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Give an answer that is right, to be read; raises CommandFailed for any other.
+        """Yield a successful response for reading; raises RequestRefused for any other.
 
-        Raises NoAnswer where it breaks off, also while it is read.
+        Raises NoAnswer if there is no response, or the connection is lost, also while it is read.
         """
         target = quote(self._prefix + path, safe="/%") + (
             f"?{urlencode(query, doseq=True)}" if query else ""
         )
         try:
             with closing(self._connect(silence)) as connection:
-                response = self._ask(connection, method, target, body, headers or {})
+                response = self._send(connection, method, target, body, headers or {})
                 if response.status == http.client.UNAUTHORIZED and self._renew is not None:
                     response.read()
                     self._key, self._renew = self._renew(), None
-                    response = self._ask(connection, method, target, body, headers or {})
+                    response = self._send(connection, method, target, body, headers or {})
                 if response.status >= http.client.MULTIPLE_CHOICES:
                     raise _refusal(response, response.read())
                 with response:
                     yield response
         except (OSError, http.client.HTTPException) as exc:
-            raise NoAnswer(f"no whole answer comes from {self.url}: {exc}", _HINT) from exc
+            raise NoAnswer(f"incomplete response from {self.url}: {exc}", _HINT) from exc
 
     def _connect(self, silence: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -183,7 +183,7 @@ class Api:
         kind = http.client.HTTPConnection if is_plain else http.client.HTTPSConnection
         return kind(host, port, timeout=silence)
 
-    def _ask(
+    def _send(
         self,
         connection: http.client.HTTPConnection,
         method: str,
@@ -193,18 +193,18 @@ class Api:
     ) -> http.client.HTTPResponse:
         key = self._key.reveal()
         if not (key.isascii() and key.isprintable()):
-            raise CommandFailed("the key has characters that no key has", _KEY_HINT)
+            raise CommandFailed("the key contains invalid characters", _KEY_HINT)
         try:
             connection.request(method, target, body=body, headers={**headers, KEY_HEADER: key})
             response = connection.getresponse()
         except (OSError, UnicodeError, http.client.HTTPException) as exc:
-            raise NoAnswer(f"no server answers at {self.url}: {exc}", _HINT) from exc
+            raise NoAnswer(f"no response from {self.url}: {exc}", _HINT) from exc
         Api.answers += 1
         return response
 
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
-    """Yield the server-sent events among lines, and the signs of life; raises ValueError for others."""
+    """Yield the server-sent events and heartbeats of lines; raises ValueError for invalid ones."""
     fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(b":"):
@@ -217,7 +217,7 @@ def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
             number = int(fields["id"]) if fields.get("id") else None
             data = json.loads(fields.get("data", ""))
             if not isinstance(data, dict):
-                raise ValueError("no message of a stream")
+                raise ValueError("not a message of a stream")
             yield StreamMessage(type=kind, id=number, data=data)
             fields = {}
 
@@ -229,7 +229,7 @@ def _refusal(response: http.client.HTTPResponse, text: bytes) -> RequestRefused:
     elif status == http.client.NOT_FOUND:
         hint = _MISSING_HINT
     elif place := response.getheader("Location"):
-        hint = f"it sends on to {place}; see whether --url is right"
+        hint = f"it redirects to {place}; check that --url is correct"
     try:
         body = json.loads(text)
         detail = body["detail"]
@@ -237,9 +237,9 @@ def _refusal(response: http.client.HTTPResponse, text: bytes) -> RequestRefused:
             detail = "; ".join(f"{_location(one.get('loc'))}: {one.get('msg')}" for one in detail)
         error = str(body.get("error") or "")
         if hint == _MISSING_HINT and detail != "Not Found":
-            hint = ""  # The server has such things, and says which one it has not.
+            hint = ""  # The path exists, and the message tells which item does not.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        message = f"the server answers {status}, and does not say why"
+        message = f"the server responded with status {status} and no reason"
         return RequestRefused(status, message, hint)
     return RequestRefused(status, f"{detail}", hint, error=error)
 

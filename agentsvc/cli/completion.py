@@ -1,4 +1,4 @@
-"""`agentsvc completion`: prints what a shell needs to complete commands."""
+"""`agentsvc completion`: prints the completion script for a shell."""
 
 from typing import Final
 
@@ -21,5 +21,5 @@ _SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete
 )
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def command(shell: str) -> None:
-    """Print the completion of commands and options for a shell."""
+    """Print the script that completes commands and options in a shell."""
     click.echo(_SHELLS[shell](cli, {}, "agentsvc", "_AGENTSVC_COMPLETE").source())

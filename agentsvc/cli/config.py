@@ -1,4 +1,4 @@
-"""`agentsvc config`: shows the configuration in force, and the default one."""
+"""`agentsvc config`: prints the effective and the default configuration."""
 
 import re
 from collections.abc import Iterator
@@ -22,15 +22,16 @@ _FREE: Final = ("backends.", "extensions.", "specs.")
 
 @click.group("config", epilog=example("agentsvc config show"))
 def command() -> None:
-    """Show the configuration in force, or the default one."""
+    """Print the effective configuration, or the default one."""
 
 
 @command.command(epilog=example("agentsvc config show | grep sandboxes"))
 @where_options
 def show(where: ConfigOptions) -> None:
-    """Print every key with its value and where that is from.
+    """Print every key with its value and the origin of the value.
 
-    Keys of backends, specs and plugins that are named like a secret show as stars, also inside of tables.
+    Values of backends, specs and plugins are masked if their key is named like a secret, also inside
+    tables.
     """
     loaded = where.load()
     click.echo(f"config file: {loaded.path or 'none'}", err=True)
@@ -40,7 +41,7 @@ def show(where: ConfigOptions) -> None:
 
 @command.command(epilog=example("agentsvc config default > ~/.config/agentsvc/config.toml"))
 def default() -> None:
-    """Print the default config file, with a sentence on every key."""
+    """Print the default config file, with a description of every key."""
     click.echo(render_default(sections()), nl=False)
 
 
@@ -50,12 +51,12 @@ def lines_of(loaded: Loaded) -> Iterator[str]:
     for name, origin in loaded.origins.items():
         key = _split(tree, name)
         value = reduce(getitem, key, tree)
-        shown = _without_secrets(name, value) if name.startswith(_FREE) else value
+        shown = _masked(name, value) if name.startswith(_FREE) else value
         yield f"{to_key(*key)} = {to_toml(shown)}  # {origin}"
 
 
 def _split(tree: Any, name: str) -> list[str]:
-    """Return the parts of a key; the name of a table may have dots itself."""
+    """Split a key into its parts; the name of a table may contain dots itself."""
     section, _, rest = name.partition(".")
     if not name.startswith(_FREE):
         return [section, rest]
@@ -63,12 +64,12 @@ def _split(tree: Any, name: str) -> list[str]:
     return [section, table, *filter(None, [rest[len(table) + 1 :]])]
 
 
-def _without_secrets(name: str, value: Any) -> Any:
-    """Return a value with stars for what is named like a secret."""
+def _masked(name: str, value: Any) -> Any:
+    """Mask a value if it is named like a secret; recurses into tables and lists."""
     if value and _SECRET.search(name):
         return MASK
     if isinstance(value, dict):
-        return {key: _without_secrets(key, inner) for key, inner in value.items()}
+        return {key: _masked(key, inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_secrets("", inner) for inner in value]
+        return [_masked("", inner) for inner in value]
     return value

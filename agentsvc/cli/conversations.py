@@ -1,4 +1,4 @@
-"""`agentsvc conversations`: lists, shows and steers conversations of a server."""
+"""`agentsvc conversations`: lists, shows and controls conversations of a server."""
 
 import itertools
 import sys
@@ -41,7 +41,7 @@ from agentsvc.cli.text import (
 )
 from agentsvc.cli.text import confirm as ask_to_confirm
 
-_TOLD: Final = ("MessageEvent", "ConversationErrorEvent")
+_SHOWN_EVENTS: Final = ("MessageEvent", "ConversationErrorEvent")
 _SHOWN: Final = (
     "id",
     "title",
@@ -69,12 +69,12 @@ _of_conversation: Final = found_options(find_conversation, IdParam(CONVERSATIONS
     ),
 )
 def command() -> None:
-    """List, show and steer the conversations of a server."""
+    """List, show and control conversations."""
 
 
 @command.command("list", epilog=example("agentsvc conversations list --search login --json"))
-@click.option("--search", metavar="TEXT", help="Only those whose title contains it.")
-@click.option("--limit", default=50, type=click.IntRange(1, 10_000), help="How many; otherwise 50.")
+@click.option("--search", metavar="TEXT", help="Only conversations whose title contains TEXT.")
+@click.option("--limit", default=50, type=click.IntRange(1, 10_000), help="Maximum; default: 50.")
 @json_option
 @server_options
 def list_conversations(
@@ -87,7 +87,7 @@ def list_conversations(
     found = get_api(server).pages(f"{CONVERSATIONS}/search", query)
     items = list(itertools.islice(found, limit))
     width = terminal_width()
-    # Whole ids where programs may read them.
+    # Full ids unless the output is a terminal, because programs may read them.
     length = SHORT_ID if width else None
     rows = [
         (
@@ -104,7 +104,7 @@ def list_conversations(
 
 
 def _state(item: Record) -> str:
-    """Return one word for what a conversation does."""
+    """Return the state of a conversation as one word."""
     state = state_of(item)
     return "asks" if state == "waiting_for_confirmation" else state
 
@@ -113,14 +113,14 @@ def _state(item: Record) -> str:
 @json_option
 @_of_conversation
 def show(*, as_json: bool, api: Api, found: Record) -> None:
-    """Show the conversation with this ID, what was said in it and what went wrong; its beginning is enough."""
+    """Show the conversation with this ID or prefix of an ID, with its messages and errors."""
     if as_json:
         click.echo(json_text(found))
         return
     click.echo("\n".join([*fields({name: found.get(name) for name in _SHOWN}), ""]))
     screen = open_screen()
     url = f"{V1}/conversation/{found['id']}/events/search"
-    events = [event for kind in _TOLD for event in api.pages(url, {"kind__eq": kind})]
+    events = [event for kind in _SHOWN_EVENTS for event in api.pages(url, {"kind__eq": kind})]
     for event in sorted(events, key=lambda event: str(event.get("timestamp"))):
         screen.note(to_note(event))
 
@@ -131,7 +131,7 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
 @click.argument("conversation_id", type=IdParam(CONVERSATIONS), metavar="ID")
 @click.argument("text", metavar="TEXT")
 @click.option(
-    "--follow", "is_followed", is_flag=True, help="Show what the agent does until it is done."
+    "--follow", "is_followed", is_flag=True, help="Show the agent's events until it is done."
 )
 @json_option
 @server_options
@@ -140,7 +140,7 @@ def send(
 ) -> None:
     """Send a message to the conversation with this ID; `-` reads it from standard input.
 
-    A paused sandbox is resumed for it.
+    A paused sandbox is resumed first.
     """
     api = get_api(server)
     found = find_conversation(api, conversation_id)
@@ -158,25 +158,25 @@ def send(
 @json_option
 @_of_conversation
 def follow(*, as_json: bool, api: Api, found: Record) -> None:
-    """Show the conversation with this ID, and go on until its agent is done."""
+    """Show the conversation with this ID, and follow it until its agent is done."""
     follow_on(api, found, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations confirm 7c9e66797425"))
 @_of_conversation
 def confirm(*, api: Api, found: Record) -> None:
-    """Let the agent do what it asks for."""
+    """Allow the action for which the agent asks for confirmation."""
     answer_agent(api, found, accept=True)
-    click.echo(f"confirmed; {found['id']} goes on", err=True)
+    click.echo(f"confirmed; {found['id']} continues", err=True)
 
 
 @command.command(
     epilog=example('agentsvc conversations reject 7c9e66797425 --reason "Use the test database"')
 )
-@click.option("--reason", default="", metavar="TEXT", help="Tell the agent why.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason for the agent.")
 @_of_conversation
 def reject(*, reason: str, api: Api, found: Record) -> None:
-    """Do not let the agent do what it asks for; it waits for a message then."""
+    """Reject the action for which the agent asks for confirmation; it then waits for a message."""
     answer_agent(api, found, accept=False, reason=reason)
     hint = f"agentsvc conversations send {found['id'][:SHORT_ID]} TEXT"
     click.echo(f"rejected; tell it what to do with `{hint}`", err=True)
@@ -185,16 +185,16 @@ def reject(*, reason: str, api: Api, found: Record) -> None:
 @command.command(epilog=example("agentsvc conversations interrupt 7c9e66797425"))
 @_of_conversation
 def interrupt(*, api: Api, found: Record) -> None:
-    """Break off what the agent is doing; its sandbox goes on."""
+    """Interrupt the agent; its sandbox keeps running."""
     ask_agent(api, found, "interrupt")
     click.echo(f"{found['id']} is interrupted", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations pause 7c9e66797425 --now"))
-@click.option("--now", is_flag=True, help="Break off what the agent is doing.")
+@click.option("--now", is_flag=True, help="Interrupt the current step.")
 @_of_conversation
 def pause(*, now: bool, api: Api, found: Record) -> None:
-    """Let the agent pause after its current step; its sandbox goes on."""
+    """Pause the agent after its current step; its sandbox keeps running."""
     ask_agent(api, found, "interrupt" if now else "pause")
     click.echo(f"{found['id']} is paused", err=True)
 
@@ -202,18 +202,18 @@ def pause(*, now: bool, api: Api, found: Record) -> None:
 @command.command(epilog=example("agentsvc conversations resume 7c9e66797425"))
 @_of_conversation
 def resume(*, api: Api, found: Record) -> None:
-    """Let a paused agent go on, and its sandbox before that."""
+    """Resume a paused agent, and before that its sandbox if it is paused."""
     woken = wake(api, found)
     ask_agent(api, woken, "run")
-    click.echo(f"{woken['id']} goes on", err=True)
+    click.echo(f"{woken['id']} continues", err=True)
 
 
 @command.command(
     epilog=example('agentsvc conversations fork 7c9e66797425 --message "Try it without a cache"')
 )
-@click.option("--title", metavar="TEXT", help="Title of the copy; otherwise the same.")
-@click.option("--message", metavar="TEXT", help="Have its agent begin with it; otherwise it waits.")
-@click.option("--until", metavar="EVENT", help="Id of the last event it knows; otherwise all.")
+@click.option("--title", metavar="TEXT", help="Title of the copy; default: the same.")
+@click.option("--message", metavar="TEXT", help="First message to its agent; default: it waits.")
+@click.option("--until", metavar="EVENT", help="Id of the last event to copy; default: all.")
 @json_option
 @_of_conversation
 def fork(
@@ -225,9 +225,9 @@ def fork(
     api: Api,
     found: Record,
 ) -> None:
-    """Go on with a copy of a conversation and its files, in a sandbox of its own.
+    """Continue with a copy of a conversation and its files, in a new sandbox.
 
-    The one with this ID is not changed. Prints the id of the copy.
+    The conversation with this ID is not changed. Prints the id of the copy.
     """
     body: Record = {"title": title, "up_to_event_id": until}
     if message is not None:
@@ -242,36 +242,36 @@ def fork(
 @json_option
 @_of_conversation
 def checkpoints(*, as_json: bool, api: Api, found: Record) -> None:
-    """List the files to which a conversation can go back, newest first."""
+    """List the checkpoints of a conversation's files, newest first."""
     known = api.call("GET", f"{CONVERSATIONS}/{found['id']}/checkpoints")["items"]
     rows = [(one["id"], moment(one["created_at"])) for one in known]
     print_found(known, columns(("ID", "FILES OF (UTC)"), rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations rollback 7c9e66797425 --yes"))
-@click.option("--to", "wanted", metavar="CHECKPOINT", help="Its id; otherwise the newest one.")
+@click.option("--to", "wanted", metavar="CHECKPOINT", help="Checkpoint id; default: the newest.")
 @yes_option
 @_of_conversation
 def rollback(*, wanted: str | None, yes: bool, api: Api, found: Record) -> None:
-    """Put the files of a conversation back to what they were before a turn of its agent."""
+    """Restore the files of a conversation from a checkpoint, made before a turn of its agent."""
     path = f"{CONVERSATIONS}/{found['id']}"
     if wanted is None:
         known = api.call("GET", f"{path}/checkpoints")["items"]
         if not known:
             raise CommandFailed(
-                "this conversation has no checkpoint", "the server keeps `sandboxes.checkpoints`"
+                "this conversation has no checkpoint", "the server stores `sandboxes.checkpoints`"
             )
         wanted = known[0]["id"]
-    ask_to_confirm(f"Put the files of `{short(found['title'])}` back?", is_agreed=yes)
+    ask_to_confirm(f"Restore the files of `{short(found['title'])}`?", is_agreed=yes)
     api.call("POST", f"{path}/rollback", body={"checkpoint_id": wanted})
-    click.echo(f"the files of {found['id']} are put back", err=True)
+    click.echo(f"the files of {found['id']} are restored", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations delete 7c9e66797425 --yes"))
 @yes_option
 @_of_conversation
 def delete(*, yes: bool, api: Api, found: Record) -> None:
-    """Delete the conversation with this ID, with its sandbox if no other lives there."""
+    """Delete the conversation with this ID, and its sandbox unless another conversation uses it."""
     ask_to_confirm(f"Delete `{short(found['title'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{CONVERSATIONS}/{found['id']}")
     click.echo(f"{found['id']} is deleted", err=True)
@@ -282,11 +282,11 @@ def delete(*, yes: bool, api: Api, found: Record) -> None:
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="File to write, - for standard output; otherwise ID.zip.",
+    help="File to write, - for standard output; default: ID.zip.",
 )
 @_of_conversation
 def export(*, output: Path | None, api: Api, found: Record) -> None:
-    """Write the conversation with this ID and all of its events as a zip file."""
+    """Write the conversation with this ID and all of its events to a zip file."""
     file = output or Path(f"{found['id']}.zip")
     save(api.parts(f"{CONVERSATIONS}/{found['id']}/download"), file)
     if str(file) != "-":

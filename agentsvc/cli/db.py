@@ -1,4 +1,4 @@
-"""`agentsvc db`: checks the database, and gives back room that nothing needs."""
+"""`agentsvc db`: checks and compacts the database."""
 
 import tempfile
 from pathlib import Path
@@ -12,13 +12,13 @@ from agentsvc.storage import NEWER, check_file, copy_running, lock_data_dir, vac
 
 @click.group("db", epilog=example("agentsvc db check"))
 def command() -> None:
-    """Check the database, or write it anew without the room that nothing needs."""
+    """Check or compact the database."""
 
 
 @command.command(epilog=example("agentsvc db check --data-dir /srv/agents"))
 @where_options
 def check(where: ConfigOptions) -> None:
-    """Check the database, on a copy of this moment; the server may run."""
+    """Check the integrity of the database, on a snapshot; works while the server runs."""
     data_directory = where.data_directory()
     with tempfile.TemporaryDirectory(dir=data_directory.path, prefix="check-") as scratch:
         copy = Path(scratch, data_directory.database.name)
@@ -29,7 +29,7 @@ def check(where: ConfigOptions) -> None:
     if problems:
         is_newer = len(problems) == 1 and NEWER in problems[0]
         what = "cannot be used" if is_newer else "is damaged"
-        first = "install the release it is of, or" if is_newer else "and"
+        first = "install the release that wrote it, or" if is_newer else "and"
         hint = f"keep it, {first} restore the last good backup with `agentsvc restore`"
         raise CommandFailed(f"the database {what}: {data_directory.database}", hint)
     click.echo(f"fine: {data_directory.database}", err=True)
@@ -38,7 +38,7 @@ def check(where: ConfigOptions) -> None:
 @command.command(epilog=example("agentsvc db vacuum"))
 @where_options
 def vacuum(where: ConfigOptions) -> None:
-    """Write the database anew; the server has to be stopped, and up to twice its size be free."""
+    """Compact the database; needs a stopped server, and free space of up to twice its size."""
     data_directory = where.data_directory()
     with lock_data_dir(data_directory.path):
         before = data_directory.database.stat().st_size

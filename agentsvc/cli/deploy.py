@@ -1,4 +1,4 @@
-"""`agentsvc deploy`: prints files for what stands around a server: containers, proxies, figures."""
+"""`agentsvc deploy`: prints deployment files for containers, proxies and monitoring."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,20 +19,20 @@ FILES: Final[Mapping[str, str]] = {
     "grafana.json": "a dashboard for Grafana",
     "traefik.yaml": "Traefik in front of the server, with TLS",
 }
-"""The files beside the package's modules, each with what it is."""
+"""The files in `agentsvc/deploy`, each with a description."""
 
 _DIRECTORY: Final = Path(agentsvc.__file__).parent / "deploy"
 
 
 @click.group("deploy", epilog=example("agentsvc deploy list"))
 def command() -> None:
-    """Print files to run a server with: for containers, proxies, Prometheus and Grafana."""
+    """Print deployment files for containers, proxies, Prometheus and Grafana."""
 
 
 @command.command("list", epilog=example("agentsvc deploy list"))
 @json_option
 def list_files(*, as_json: bool) -> None:
-    """List the files that there are."""
+    """List the deployment files."""
     print_table(("FILE", "WHAT IT IS"), list(FILES.items()), as_json=as_json)
 
 
@@ -44,5 +44,5 @@ def list_files(*, as_json: bool) -> None:
 )
 @click.argument("name", type=click.Choice(list(FILES)), metavar="FILE")
 def show(name: str) -> None:
-    """Print a file, to be changed where its comments say so."""
+    """Print a file; its comments tell what to adapt."""
     click.echo((_DIRECTORY / name).read_text("utf-8"), nl=False)

@@ -1,4 +1,4 @@
-"""Writes what a server sends as a file: once all of it is there."""
+"""Saves a download to a file, after all of it was received."""
 
 import shutil
 import sys
@@ -10,12 +10,11 @@ from agentsvc.cli import CommandFailed
 
 
 def save(parts: Iterable[bytes], output: Path) -> None:
-    """Write to a file, which stays as it was where the parts fail; `-` is standard output.
+    """Write chunks to a file, which is unchanged if the download fails; `-` is standard output.
 
-    They are kept in a temporary file until all are there, and then written as any program writes: a
-    file keeps its mode and its links, and a device or a pipe is written to. Only where the place
-    fails then, such as a full disk, half of it may be left. Raises CommandFailed where something
-    cannot be written.
+    Chunks are collected in a temporary file and then copied, so that the file keeps its mode and
+    links, and devices and pipes work. A failure of that copy, such as a full disk, may leave an
+    incomplete file. Raises CommandFailed if the file cannot be written.
     """
     if str(output) == "-":
         sys.stdout.buffer.writelines(parts)

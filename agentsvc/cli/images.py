@@ -1,4 +1,4 @@
-"""`agentsvc images`: builds the image in which agents run, and shows what an engine has of it."""
+"""`agentsvc images`: builds the sandbox image, and lists the built ones."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ from agentsvc.cli.text import print_table
 _engine_option = click.option(
     "--engine",
     metavar="URL",
-    help="Engine, such as unix:///run/podman/podman.sock; otherwise DOCKER_HOST or the usual socket.",
+    help="Engine, such as unix:///run/podman/podman.sock; default: DOCKER_HOST or the usual socket.",
 )
 _MEGABYTE = 1_000_000
 
 
 @click.group("images", epilog=example("agentsvc images build"))
 def command() -> None:
-    """Build the image in which agents run, and show what there is of it."""
+    """Build the sandbox image, and list the built ones."""
 
 
 @command.command(epilog=example("agentsvc images build --engine unix:///run/podman/podman.sock"))
@@ -28,18 +28,17 @@ def command() -> None:
     metavar="IMAGE",
     default=images.BASE,
     show_default=True,
-    help="Image with Python 3.13 to begin with; one the engine has is not pulled.",
+    help="Base image with Python 3.13; not pulled if the engine has it.",
 )
-@click.option("--name", metavar="NAME", help="Name of the image; otherwise the one `list` shows.")
-@click.option("--anew", is_flag=True, help="Build it although there is one of the same recipe.")
+@click.option("--name", metavar="NAME", help="Name; default: localhost/agentsvc-sandbox:VERSION.")
+@click.option("--anew", is_flag=True, help="Build it even if one of the same recipe exists.")
 @_engine_option
 def build(base: str, name: str | None, engine: str | None, *, anew: bool) -> None:
     """Build the sandbox image.
 
-    The first time takes a few minutes and fetches the base image, Debian packages and the agent
-    server. After that the engine has it, and nothing is fetched until the recipe changes. Package
-    indexes, proxies and certificate authorities of this machine are used; of these only the
-    authorities go into the image.
+    The first build takes a few minutes and downloads the base image, Debian packages and the agent
+    server. After that nothing is downloaded until the recipe changes. Package indexes, proxies and
+    certificate authorities of this machine are used; only the authorities are stored in the image.
     """
     recipe = images.find_recipe(os.environ, base=base)
     built, is_new = asyncio.run(
@@ -52,7 +51,7 @@ def build(base: str, name: str | None, engine: str | None, *, anew: bool) -> Non
         )
     )
     if not is_new:
-        click.echo("it is there already, nothing was fetched", err=True)
+        click.echo("the image exists already, nothing was downloaded", err=True)
     click.echo(built.name)
 
 
@@ -60,7 +59,7 @@ def build(base: str, name: str | None, engine: str | None, *, anew: bool) -> Non
 @json_option
 @_engine_option
 def list_images(*, as_json: bool, engine: str | None) -> None:
-    """List the sandbox images that an engine has."""
+    """List the sandbox images of the engine."""
     current = images.find_recipe(os.environ).fingerprint
     rows = [
         (

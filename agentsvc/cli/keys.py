@@ -1,4 +1,4 @@
-"""`agentsvc keys`: makes, lists and revokes API keys, lets programs in; also while the server runs."""
+"""`agentsvc keys`: creates, lists and revokes API keys, and approves logins of programs."""
 
 import asyncio
 from datetime import timedelta
@@ -21,26 +21,26 @@ _MAX_DAYS = 3650
 
 @click.group("keys", epilog=example("agentsvc keys create --user ann --name laptop"))
 def command() -> None:
-    """Make, list and revoke API keys, and let programs log in.
+    """Create, list and revoke API keys, and approve logins of programs.
 
-    A key belongs to a user, and so do settings, conversations and sandboxes. A server that runs
-    takes notice at once.
+    A key belongs to a user, like settings, conversations and sandboxes. A running server applies
+    changes at once.
     """
 
 
 @command.command(epilog=example("agentsvc keys create --user ann --name laptop"))
-@click.option("--user", required=True, metavar="NAME", help="Whose key; a new name makes a user.")
-@click.option("--name", default="key", metavar="TEXT", help="What the key is for.")
-@click.option("--role", type=_ROLES, help="Role of a new user; otherwise member.")
+@click.option("--user", required=True, metavar="NAME", help="Owner of the key; created if missing.")
+@click.option("--name", default="key", metavar="TEXT", help="Name of the key, for lists.")
+@click.option("--role", type=_ROLES, help="Role of a new user; default: member.")
 @click.option(
     "--scope",
     type=_SCOPES,
     default=KeyScope.ADMIN.value,
-    help="What it opens of all that the user may do: `read` what only looks, `run` all but keys,"
-    " users and the server; `service` makes keys for users, and is an administrator's.",
+    help="Permissions; default: all of the user. `read` only reads, `run` excludes keys, users and"
+    " the server; `service` only creates keys for users, and needs an administrator.",
 )
 @click.option(
-    "--days", type=click.IntRange(min=1, max=_MAX_DAYS), help="After how many days it expires."
+    "--days", type=click.IntRange(min=1, max=_MAX_DAYS), help="Days until expiry; default: never."
 )
 @output_option
 @where_options
@@ -54,10 +54,10 @@ def create(
     output: str | None,
     where: ConfigOptions,
 ) -> None:
-    """Make a key and show it on the terminal; it cannot be shown again."""
+    """Create a key and print it; it cannot be shown again."""
 
     async def body(database: Database) -> tuple[ApiKey, Secret]:
-        # Before there is a user that has no key.
+        # Check it before a user without a key is created.
         check_name(name)
         keys = KeyRing(database)
         user_id = await keys.find_user(user)
@@ -79,7 +79,7 @@ def create(
 @json_option
 @where_options
 def list_keys(*, as_json: bool, where: ConfigOptions) -> None:
-    """List all keys, revoked ones included; their values are not stored."""
+    """List all keys, including revoked ones; their values are not stored."""
     rows = [
         (
             str(key.id),
@@ -101,7 +101,7 @@ def list_keys(*, as_json: bool, where: ConfigOptions) -> None:
 @click.argument("key_id", type=click.IntRange(1, MAX_INT), metavar="ID")
 @where_options
 def revoke(key_id: int, where: ConfigOptions) -> None:
-    """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""
+    """Revoke the key with an ID of `agentsvc keys list`; the server then rejects it."""
 
     async def body(database: Database) -> None:
         try:
@@ -117,12 +117,12 @@ def revoke(key_id: int, where: ConfigOptions) -> None:
 
 @command.command(epilog=example("agentsvc keys approve ABCD-EFGH --user ann"))
 @click.argument("code", metavar="CODE")
-@click.option("--user", metavar="NAME", help="Who is logged in; may be left out if there is one.")
+@click.option("--user", metavar="NAME", help="User to log in; optional if there is only one.")
 @where_options
 def approve(code: str, user: str | None, where: ConfigOptions) -> None:
-    """Let in the program that shows CODE and waits for its login.
+    """Approve the login of a program that shows CODE.
 
-    It gets a key of its own, which `agentsvc keys list` shows.
+    The program gets a new key, which `agentsvc keys list` shows.
     """
 
     async def body(database: Database) -> str:
@@ -135,7 +135,7 @@ def approve(code: str, user: str | None, where: ConfigOptions) -> None:
             await DeviceLogins(database).approve(user_id, code)
         except NotFound as exc:
             raise CommandFailed(
-                f"no login waits with the code {code}", "start the login again; codes expire"
+                f"no login is pending with the code {code}", "start the login again; codes expire"
             ) from exc
         return name
 
@@ -146,15 +146,15 @@ def approve(code: str, user: str | None, where: ConfigOptions) -> None:
 @command.command("rotate-master", epilog=example("agentsvc keys rotate-master"))
 @where_options
 def rotate_master(where: ConfigOptions) -> None:
-    """Replace the master key, and seal all stored secrets with the new one.
+    """Replace the master key, and encrypt all stored secrets with the new one.
 
-    The server has to be stopped. The former key stays beside the new one: older backups need it.
-    Sandboxes that run lose their access to tokens of git providers until they are resumed.
+    The server must be stopped. The old key is kept beside the new one: older backups need it.
+    Running sandboxes lose their access to tokens of git providers until they are resumed.
     """
     data_directory = where.data_directory()
     with lock_data_dir(data_directory.path):
         former = asyncio.run(change_master_key(data_directory))
-    click.echo(f"the master key is a new one; the former one is {former}", err=True)
+    click.echo(f"the master key is replaced; the old one is {former}", err=True)
 
 
 def _state(key: ApiKey) -> str:
@@ -169,5 +169,5 @@ def _state(key: ApiKey) -> str:
 async def _only_user(keys: KeyRing) -> str:
     names = await keys.list_users()
     if len(names) != 1:
-        raise CommandFailed(f"there are {len(names)} users", "say whose login it is with --user")
+        raise CommandFailed(f"there are {len(names)} users", "choose one with --user")
     return names[0]

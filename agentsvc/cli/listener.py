@@ -1,4 +1,4 @@
-"""The socket on which the server listens, or why it cannot."""
+"""Binds the socket on which the server listens, with errors that tell what to do."""
 
 import contextlib
 import errno
@@ -11,12 +11,12 @@ _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # onl
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that has the address but does not listen yet; raises StartFailed if it cannot."""
+    """Return a bound socket that does not listen yet; raises StartFailed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
         raise _no_address(host) from exc
-    # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
+    # If a name has IPv4 and IPv6 addresses, sandboxes and clients try IPv4 first.
     family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     try:
         with contextlib.ExitStack() as undo:
@@ -30,16 +30,16 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def cannot_listen(exc: OSError, host: str, port: int) -> StartFailed:
-    """Return what is wrong with an address, and what to do."""
+    """Return the error for an address on which the server cannot listen."""
     match exc.errno:
         case errno.EADDRINUSE:
             return StartFailed(
                 f"port {port} on {host} is already in use",
-                hint=f"stop what listens there, or choose another port: --port {port % 65535 + 1}",
+                hint=f"stop the program there, or choose another port: --port {port % 65535 + 1}",
             )
         case errno.EACCES:
             return StartFailed(
-                f"port {port} on {host} needs more rights than this user has",
+                f"port {port} on {host} needs privileges that this user does not have",
                 hint="choose a port above 1023 with --port",
             )
         case errno.EADDRNOTAVAIL:
@@ -54,7 +54,7 @@ def _no_address(host: str) -> StartFailed:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return a URL at which the server is reached on this machine."""
+    """Return the URL of the server on this machine."""
     host, port = listener.getsockname()[:2]
     host = _ANY_ADDRESS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""`agentsvc login`: keeps which server the other commands are for, and a key for it."""
+"""`agentsvc login`: stores the server that other commands use, and a key for it."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ type _Seconds = Annotated[int, msgspec.Meta(ge=0, le=86_400)]
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """A login in a browser; what is shown and opened of it is what a server may say."""
+    """A device login; the fields that are printed and opened are validated."""
 
     verification_uri_complete: Annotated[
         str, msgspec.Meta(pattern=r"^https?://[^\0-\x20\x7f-\x9f]+\Z")
@@ -42,16 +42,17 @@ class _Offer(msgspec.Struct, frozen=True):
 @click.argument("url", metavar="URL")
 @click.option("--key", "api_key", metavar="KEY", help="API key; `-` reads it from standard input.")
 def command(url: str, api_key: str | None) -> None:
-    """Log in to the server at URL: commands are for it until `agentsvc logout`.
+    """Log in to the server at URL; other commands use it until `agentsvc logout`.
 
-    Without --key it is done in a browser where the server allows that, else the key is asked for.
+    Without --key, you log in with a browser if the server allows that; otherwise the key is prompted
+    for.
     """
     api = Api(url, Secret(""))
     if api_key == "-":
         api_key = sys.stdin.readline().strip()
     if api_key == "":
-        raise CommandFailed("the key is empty", "leave --key out to log in by a browser")
-    key = api_key or _by_browser(api) or click.prompt("API key", hide_input=True, err=True)
+        raise CommandFailed("the key is empty", "omit --key to log in with a browser")
+    key = api_key or _log_in_by_browser(api) or click.prompt("API key", hide_input=True, err=True)
     me = Api(url, Secret(key)).call("GET", "/api/keys/current")
     try:
         who = f"{me['user_name']} ({me['role']})"
@@ -63,8 +64,8 @@ def command(url: str, api_key: str | None) -> None:
     click.echo(f"logged in at {api.url} as {who}")
 
 
-def _by_browser(api: Api) -> str:
-    """Return the key that somebody gives this program in a browser, "" where that is not offered."""
+def _log_in_by_browser(api: Api) -> str:
+    """Log in with a browser and return the key; return "" if the server does not offer that."""
     try:
         offer = msgspec.convert(api.call("POST", f"{_DEVICE}/authorize"), _Offer)
     except msgspec.ValidationError as exc:
@@ -75,7 +76,7 @@ def _by_browser(api: Api) -> str:
         raise
     page, wait = offer.verification_uri_complete, offer.interval
     deadline = monotonic() + offer.expires_in
-    click.echo(f"open {page}\nand let in the program with the code {offer.user_code}", err=True)
+    click.echo(f"open {page}\nand approve the program with the code {offer.user_code}", err=True)
     click.launch(page)
     asked = {"device_code": offer.device_code}
     while monotonic() < deadline:

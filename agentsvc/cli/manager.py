@@ -1,4 +1,4 @@
-"""Service manager integration: systemd notifications, and reloading at SIGHUP."""
+"""Service manager integration: systemd notifications, and configuration reload on SIGHUP."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ _RELOADED = "log.level"
 
 
 class Manager:
-    """Tells systemd how the server is; says nothing where there is none.
+    """Notifies systemd of the server's state; does nothing without systemd.
 
-    What systemd says in the environment is taken out of it, so that nothing else answers for the
-    server.
+    Removes systemd's variables from the environment, so that no child process notifies instead of
+    the server.
     """
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
@@ -27,10 +27,10 @@ class Manager:
         is_ours = environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         period = environ.pop("WATCHDOG_USEC", "")
         self.watchdog_seconds = int(period) / 2e6 if is_ours and period.isdecimal() else 0.0
-        """How often `notify` has to be called with WATCHDOG=1; 0 for never."""
+        """Interval of the WATCHDOG=1 notifications; 0 if no watchdog is configured."""
 
     def notify(self, *lines: str) -> None:
-        """Tell something, such as READY=1; whoever does not listen is left alone."""
+        """Send lines such as READY=1; failures are only logged."""
         if not self._address:
             return
         name = self._address
@@ -43,7 +43,7 @@ class Manager:
 
 
 class Reload:
-    """Reads the configuration again, and takes over what can change while the server runs."""
+    """Reloads the configuration, and applies what can change while the server runs."""
 
     def __init__(self, manager: Manager, loaded: Loaded, read: Callable[[], Loaded]) -> None:
         self._manager = manager
@@ -51,7 +51,7 @@ class Reload:
         self._read = read
 
     def __call__(self) -> None:
-        """Do it; a configuration that is wrong changes nothing."""
+        """Reload; an invalid configuration changes nothing."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={now_usec}")
         try:
@@ -71,11 +71,11 @@ class Reload:
 
 
 def differences(before: Loaded, after: Loaded) -> Iterator[str]:
-    """Yield the keys that have other values, as they are written in messages."""
+    """Yield the dotted keys whose values differ."""
     trees = before.tree(), after.tree()
     for tree in trees:
         for section in after.sections:
-            # What is set there has its own name.
+            # Their settings are compared in the plugin's own section.
             tree["extensions"].pop(section, None)
     yield from _differences(*trees, "")
 

@@ -9,10 +9,10 @@ from agentsvc.cli.talk import CONVERSATIONS, find_conversation
 
 @click.command("open", epilog=example("agentsvc open", "agentsvc open 7c9e6679 --print"))
 @click.argument("conversation_id", type=IdParam(CONVERSATIONS), metavar="[ID]", required=False)
-@click.option("--print", "is_printed", is_flag=True, help="Print the address only.")
+@click.option("--print", "is_printed", is_flag=True, help="Only print the URL.")
 @server_options
 def command(conversation_id: str | None, *, is_printed: bool, server: ServerChoice) -> None:
-    """Open the console, or the conversation with this ID in it, and print its address."""
+    """Open the console, or the conversation with this ID in it, and print the URL."""
     api = get_api(server)
     address = f"{api.url}/"
     if conversation_id:

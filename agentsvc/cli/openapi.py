@@ -1,4 +1,4 @@
-"""`agentsvc openapi`: prints the description of the API, as the server would."""
+"""`agentsvc openapi`: prints the OpenAPI description, as the server returns it."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -17,8 +17,8 @@ from agentsvc.http import describe, prefix_of
 def command(output: BinaryIO, config_file: Path | None) -> None:
     """Print the OpenAPI 3.1 description of the API.
 
-    It is what the server answers at /openapi.json with the same configuration. No server has to
-    run for it.
+    It equals the response of /openapi.json of a server with the same configuration. No server needs
+    to run.
     """
     config = load_config(config_file).config
     prefix = prefix_of(config.server.public_url)

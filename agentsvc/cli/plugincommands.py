@@ -1,4 +1,4 @@
-"""The subcommands that plugins offer, found when one of them is called or all are listed."""
+"""The subcommands of plugins, loaded when one of them is called or all are listed."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -16,18 +16,18 @@ def names() -> list[str]:
     """Return the names of all subcommands of plugins."""
     config = _config()
     ours = [name for file in _enabled(config) for name in _commands_in(file)]
-    return [*ours, *(command.name or "" for command in _strangers(config))]
+    return [*ours, *(command.name or "" for command in _external_commands(config))]
 
 
 def find(name: str) -> click.Command | None:
-    """Return a subcommand, or None if no plugin has it; raises StartFailed for a broken plugin."""
+    """Return a plugin's subcommand, or None; raises StartFailed for a broken plugin."""
     config = _config()
     for file in _enabled(config):
         if name in _commands_in(file):
             host = PluginHost()
             host.add_file(file)
             return _first(name, (command for _, command in host.commands()))
-    return _first(name, _strangers(config))
+    return _first(name, _external_commands(config))
 
 
 def _first(name: str, commands: Iterable[click.Command]) -> click.Command | None:
@@ -35,7 +35,7 @@ def _first(name: str, commands: Iterable[click.Command]) -> click.Command | None
 
 
 def _config() -> Config:
-    """Return the usual configuration; one that is wrong is complained of by whoever needs it."""
+    """Return the configuration, or the defaults if it is invalid; the subcommand reports that."""
     try:
         return load(None, os.environ, {}, sections=sections()).config
     except StartFailed:
@@ -50,8 +50,8 @@ def _commands_in(file: PluginFile) -> tuple[str, ...]:
     return file.manifest.commands if file.manifest is not None else ()
 
 
-def _strangers(config: Config) -> Iterator[click.Command]:
-    """Yield the subcommands of plugins that do not come with the server."""
+def _external_commands(config: Config) -> Iterator[click.Command]:
+    """Yield the subcommands of plugins that are not bundled with the server."""
     points = tuple(installed_points())
     if not points and not config.plugins.dirs:
         return

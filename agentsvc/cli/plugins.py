@@ -1,4 +1,4 @@
-"""`agentsvc plugins`: shows what is loaded, checks a backend on this machine, begins a new one."""
+"""`agentsvc plugins`: lists plugins, checks a backend on this machine, creates a new plugin."""
 
 import asyncio
 import tempfile
@@ -27,14 +27,14 @@ _EVERYWHERE: Final = {"KIT_HOST": "0.0.0.0"}  # noqa: S104  # inside of the sand
 
 @click.group("plugins", epilog=example("agentsvc plugins list"))
 def command() -> None:
-    """Show what is loaded, check a backend on this machine, begin a new one."""
+    """List plugins, check a backend on this machine, create a new plugin."""
 
 
 @command.command("list", epilog=example("agentsvc plugins list", "agentsvc plugins list --json"))
 @json_option
 @config_option
 def list_plugins(*, as_json: bool, config_file: Path | None) -> None:
-    """List the plugins, what they offer, and how the configured backends are."""
+    """List the plugins with their hooks and backends, and the health of configured backends."""
     config = load_config(config_file).config
     host = load_plugins(config)
     health = asyncio.run(_probe(host, config))
@@ -54,13 +54,13 @@ def list_plugins(*, as_json: bool, config_file: Path | None) -> None:
 
 @command.command(epilog=example("agentsvc plugins check process"))
 @click.argument("backend", metavar="BACKEND")
-@click.option("--image", metavar="IMAGE", help="Image with python3 in it, where one is needed.")
+@click.option("--image", metavar="IMAGE", help="Image with python3, if the backend needs one.")
 @click.option(
     "--spec",
     metavar="SPEC",
-    help="Spec of another agentsvc, made by `plugins workload`, where its sandboxes are checked.",
+    help="Spec at another agentsvc server, printed by `plugins workload`, for a backend that uses one.",
 )
-@click.option("--only", metavar="CHECK", multiple=True, help="Run this check, by its words.")
+@click.option("--only", metavar="CHECK", multiple=True, help="Run only this check; repeatable.")
 @config_option
 def check(
     backend: str,
@@ -69,26 +69,26 @@ def check(
     only: tuple[str, ...],
     config_file: Path | None,
 ) -> None:
-    """Hold a configured backend to the contract, on this machine.
+    """Run the conformance kit on a configured backend, on this machine.
 
-    Makes many small sandboxes and deletes them again; takes a minute or two. What servers made
-    with this backend is left alone.
+    Creates and deletes many small sandboxes; takes a minute or two. Sandboxes of servers that use
+    this backend are not touched.
     """
     config = load_config(config_file).config
     options = _options(image, spec)
     counts = asyncio.run(_check(load_plugins(config), config, backend, options, _names(only)))
     click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in CheckStatus))
     if counts[CheckStatus.FAILED]:
-        raise CommandFailed(f"the backend `{backend}` does not keep the contract")
+        raise CommandFailed(f"the backend `{backend}` does not fulfil the contract")
 
 
 @command.command(epilog=example("agentsvc plugins workload"))
-@click.option("--image", metavar="IMAGE", help="Image with python3 in it, where one is needed.")
+@click.option("--image", metavar="IMAGE", help="Image with python3, if the backend needs one.")
 def workload(image: str | None) -> None:
-    """Print a spec that runs what the checks look at, for the config of another agentsvc.
+    """Print a spec with the workload of the checks, for the config of another agentsvc server.
 
-    Its backend there is the default one. `plugins check NAME --spec kit` then checks the backend
-    here whose sandboxes are at that server.
+    It uses that server's default backend. `plugins check NAME --spec kit` then checks the backend
+    here that runs its sandboxes at that server.
     """
     python = "python3" if image else "{python}"
     env = {"KIT_PORT": "{port.web}", **(_EVERYWHERE if image else {})}
@@ -106,12 +106,12 @@ def workload(image: str | None) -> None:
     "--directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Directory to make; otherwise agentsvc-NAME here.",
+    help="Directory to create; default: agentsvc-NAME in the current directory.",
 )
 def make_new(name: str, directory: Path | None) -> None:
-    """Make a package with a backend that works, to begin with.
+    """Create a package with a working backend, as a starting point.
 
-    It has a backend, its configuration, its entry point and the conformance kit as its test.
+    It contains a backend, its configuration, its entry point and the conformance kit as its test.
     """
     target = directory or Path(f"agentsvc-{name.replace('_', '-')}")
     try:
@@ -123,15 +123,15 @@ def make_new(name: str, directory: Path | None) -> None:
     except ValueError as exc:
         raise CommandFailed(str(exc), "choose lower-case letters, digits and _") from exc
     except FileExistsError as exc:
-        raise CommandFailed(f"{target} exists already", "name another with --directory") from exc
+        raise CommandFailed(f"{target} exists already", "choose another with --directory") from exc
     except OSError as exc:
-        raise CommandFailed(f"{target} cannot be made: {exc.strerror}") from exc
+        raise CommandFailed(f"{target} cannot be created: {exc.strerror}") from exc
     click.echo(target)
     click.echo(f"hint: cd {target} && pip install -e '.[dev]' && pytest", err=True)
 
 
 def load_plugins(config: Config) -> PluginHost:
-    """Load every plugin the configuration names."""
+    """Load all plugins that the configuration does not disable."""
     dirs = [Path(directory) for directory in config.plugins.dirs]
     return PluginHost.load(dirs=dirs, disable=config.plugins.disable)
 
@@ -165,28 +165,28 @@ def _options(image: str | None, spec: str | None) -> KitOptions:
         return KitOptions(order_overrides=fields, beacon_host="")
     if image is None:
         return KitOptions()
-    # What has an image has a network of its own, too: its loopback is not this machine's.
+    # A sandbox with an image has its own network: its loopback is not this machine's.
     return KitOptions(order_overrides={"image": image, "env": _EVERYWHERE}, beacon_host="")
 
 
 def _names(words: Iterable[str]) -> frozenset[str]:
-    """Return the checks that are meant; raises CommandFailed for one that does not exist."""
+    """Return the names of checks given in words; raises CommandFailed for an unknown one."""
     names = frozenset(text.strip().replace(" ", "_") for text in words)
     if wrong := names - {check.name for check in CHECKS}:
-        raise CommandFailed(f"there is no check `{min(wrong)}`", "see what `plugins check` prints")
+        raise CommandFailed(f"there is no check `{min(wrong)}`", "`plugins check` prints the names")
     return names
 
 
 def _check_orders(backend: Backend, options: KitOptions) -> None:
-    """Raise CommandFailed where the backend would refuse every order of the kit."""
+    """Raise CommandFailed if the backend would reject every order of the kit."""
     asked: dict[str, Any] = {"command": ("python3", "-c", WORKLOAD), "ports": (_WEB,)}
     asked |= {name: value for name, value in options.order_overrides.items() if name != "env"}
     try:
         backend.check_spec(Spec(id="kit", backend=backend.name, **asked))
     except OrderRejected as exc:
         raise CommandFailed(
-            f"the backend does not run what it is checked with: {exc.message}",
-            "name an image with --image, or of another agentsvc the spec that"
+            f"the backend rejects the workload of the checks: {exc.message}",
+            "pass an image with --image, or for a backend at another agentsvc server the spec that"
             " `agentsvc plugins workload` prints, with --spec",
         ) from exc
 
@@ -195,9 +195,9 @@ def _check_orders(backend: Backend, options: KitOptions) -> None:
 async def opened(
     host: PluginHost, config: Config, *, within: Path | None = None
 ) -> AsyncIterator[BackendRegistry]:
-    """Open the configured backends, without touching what a server has made with them.
+    """Open the configured backends, without touching the sandboxes of a server that uses them.
 
-    What they need a directory for is in one of its own, `within` another if that is given.
+    They get a temporary state directory, created in `within` if given, and a new instance id.
     """
     with tempfile.TemporaryDirectory(prefix="agentsvc-plugins-", dir=within) as folder:
         registry = BackendRegistry.build(host, config, instance_id=new_id(), state_dir=Path(folder))

@@ -1,8 +1,7 @@
-"""A server for one command: `agentsvc serve` as a child process that keeps everything in one directory.
+"""A private server for one command: `agentsvc serve` as a child process, with all data in one directory.
 
-Its sandboxes are held by bubblewrap. Where that does not work an ordinary user's are confined by
-Landlock, which keeps the directory out of their reach, and that is said; with neither it is not
-started.
+Its sandboxes are isolated by bubblewrap. If that is not available, and the user is not root, they are
+isolated by Landlock, with a warning; with neither the server is not started.
 """
 
 import logging
@@ -30,11 +29,11 @@ _NEEDED: Final = ("openhands-agent-server", "openhands-tools")
 _READY: Final = re.compile(r"is ready: (\S+)")
 _LOG_LINES: Final = 15
 _STOP_SECONDS: Final = 75.0
-"""More than a server takes for what is being started as it is told to stop."""
+"""Longer than the shutdown of a server that has starts in progress."""
 
 
 def check_installed(what: str, hint: str) -> None:
-    """Raise CommandFailed, saying what needs it, unless what runs in a sandbox is installed."""
+    """Raise CommandFailed, naming `what` needs it, unless the agent server is installed."""
     try:
         for name in _NEEDED:
             metadata.version(name)
@@ -45,7 +44,7 @@ def check_installed(what: str, hint: str) -> None:
 
 
 class PrivateServer:
-    """A server of its own for one command; `stop` leaves none of its processes behind."""
+    """A private server for one command; `stop` leaves none of its processes behind."""
 
     def __init__(self, directory: Path, key: Secret, *, port: int) -> None:
         self._directory = directory
@@ -53,20 +52,20 @@ class PrivateServer:
         self._port = port
         self._log = directory / "server.log"
         self.key_file = directory / "key"
-        """Holds the key, for its owner only."""
+        """File with the API key, readable by its owner only."""
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, isolation: MinimumIsolation) -> None:
-        """Start the process; `read_url` tells when it answers.
+        """Start the process with a minimum isolation; see `choose_isolation`.
 
-        Its sandboxes are isolated at least so far; see `choose_isolation`.
+        `read_url` waits until it is ready.
         """
         command = [sys.executable, "-m", "agentsvc", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--data-dir", str(self._directory / "data")]
         replace_private(self.key_file, self._key.reveal())
         with self._log.open("w") as log:
-            # A session of its own, so that Ctrl-C reaches the command only, which then stops it.
-            self._process = subprocess.Popen(  # noqa: S603  # every part of it is ours
+            # A new session, so that Ctrl-C reaches only the command, which then stops the server.
+            self._process = subprocess.Popen(  # noqa: S603  # no part is user input
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -77,12 +76,12 @@ class PrivateServer:
             )
 
     def last_log_lines(self) -> str:
-        """Return the end of what it logged."""
+        """Return the last lines of its log."""
         lines = self._log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES:])
 
     def stop(self) -> None:
-        """Let it stop and delete its sandboxes; what does not go by itself is killed."""
+        """Stop it with its sandboxes; kill what does not stop by itself."""
         if self._process is None:
             return
         self._process.terminate()
@@ -97,34 +96,34 @@ class PrivateServer:
         self._process = None
 
     def read_url(self) -> str:
-        """Return the URL at which it answers once it does; raises CommandFailed if it ends instead."""
+        """Wait until it is ready and return its URL; raises CommandFailed if it exits instead."""
         for line in (self._process and self._process.stdout) or ():
             if found := _READY.search(line):
                 return found[1]
         raise CommandFailed("the server did not start")
 
     def _environment(self, isolation: MinimumIsolation) -> dict[str, str]:
-        """Return this process's environment without anything that configures another server."""
+        """Return this process's environment without the configuration of another server."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         return {
             **kept,
             BOOTSTRAP_KEY_FILE_VARIABLE: str(self.key_file),
             f"{PREFIX}SANDBOXES__ON_SHUTDOWN": "delete",
             f"{PREFIX}SANDBOXES__ISOLATION": isolation,
-            # To load one takes as long as the one plain start that is wanted here.
+            # Loading the fork server takes as long as the single start that is needed here.
             f"{PREFIX}BACKENDS__PROCESS__ZYGOTE": "false",
             "XDG_CONFIG_HOME": str(self._directory / "config"),
         }
 
 
 async def choose_isolation(directory: Path) -> MinimumIsolation:
-    """Return what the sandboxes of a server in this directory are held by, and say so if it is little.
+    """Return the minimum isolation of a server in this directory; warn if it is only Landlock.
 
-    Raises CommandFailed, with what to install, where nothing holds them.
+    Raises CommandFailed, with what to install, if sandboxes cannot be isolated.
     """
     config = Config(backends={"process": {"zygote": False}})
     host = load_plugins(config)
-    # What a backend logs of this is said here, in the words of this command.
+    # Suppress the backends' log messages; the errors below replace them.
     logging.getLogger(PACKAGE).addHandler(logging.NullHandler())
     async with opened(host, config, within=directory) as registry:
         protections = find_protections(registry, config.sandboxes)
@@ -135,7 +134,7 @@ async def choose_isolation(directory: Path) -> MinimumIsolation:
         return MinimumIsolation.DEFAULT
     if os.geteuid() == 0:
         raise CommandFailed(
-            f"sandboxes cannot be isolated: {found.reason}, and as root nothing else holds them",
+            f"sandboxes cannot be isolated: {found.reason}, and root has no other isolation",
             found.remedy,
         )
     if found.isolation is not Isolation.LANDLOCK:
@@ -153,9 +152,9 @@ async def choose_isolation(directory: Path) -> MinimumIsolation:
 
 
 def kill_users_of(directory: Path) -> None:
-    """Kill every process that works in a directory or was told of it in its environment.
+    """Kill every process with this working directory, or with the directory in its environment.
 
-    A last resort: a server that stopped as it should has left none.
+    A last resort: a server that stopped normally has left none.
     """
     deadline = monotonic() + 2
     while (found := _users_of(directory)) and monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""`agentsvc prune`: deletes what was kept for long enough."""
+"""`agentsvc prune`: deletes old events and unused sandboxes."""
 
 import asyncio
 import re
@@ -36,27 +36,27 @@ _UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 class Duration(click.ParamType[timedelta]):
-    """A length of time, such as `90d`."""
+    """A duration, such as `90d`."""
 
     name = "age"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> timedelta:
-        """Return the length of time that a text stands for; fails on any other text."""
+        """Parse a duration; fails on any other text."""
         found = _AGE.fullmatch(str(value))
         if found is None:
-            self.fail(f"`{value}` is no age; write it as 12h, 90d or 8w", param, ctx)
+            self.fail(f"`{value}` is not an age; write it as 12h, 90d or 8w", param, ctx)
         return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """Before when things are deleted; None keeps them."""
+    """Deletion limits: older events and sandboxes are deleted; None disables a limit."""
 
     events_before: datetime | None
     sandboxes_before: datetime | None
     idle: IdleRules | None = None
-    """The configured rules for idle sandboxes, which users and specs may change, instead."""
+    """Idle rules that apply if `sandboxes_before` is None; users and specs may override them."""
 
 
 @click.command(
@@ -67,15 +67,15 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     "--events-older-than",
     type=Duration(),
     metavar="AGE",
-    help="Delete events of that age of conversations whose sandbox is gone.",
+    help="Delete events older than AGE, of conversations whose sandbox is gone.",
 )
 @click.option(
     "--sandboxes-idle-for",
     type=Duration(),
     metavar="AGE",
-    help="Delete sandboxes, with their files, that nobody has used for so long.",
+    help="Delete sandboxes, with their files, that were not used for AGE.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @yes_option
 @where_options
 def command(
@@ -86,12 +86,12 @@ def command(
     yes: bool,
     where: ConfigOptions,
 ) -> None:
-    """Delete what was kept for long enough, of all users; the server may run.
+    """Delete old events and unused sandboxes of all users, also while the server runs.
 
-    An AGE is a number of hours, days or weeks: 12h, 90d, 8w. Without one the rules of the configuration
-    count, by which a server does the same in the background: events.delete_after_seconds, and
-    sandboxes.delete_after_seconds with what specs and users say instead. The room in the database is
-    used again; `agentsvc db vacuum` gives it back.
+    An AGE is a number of hours, days or weeks: 12h, 90d, 8w. Without these options the rules of the
+    configuration apply, as for a running server: events.delete_after_seconds, and
+    sandboxes.delete_after_seconds unless specs or users override it. The database reuses the freed
+    space; `agentsvc db vacuum` returns it to the file system.
     """
     loaded = where.load()
     if events_older_than is None and sandboxes_idle_for is None:
@@ -127,7 +127,7 @@ def _configured(config: Config) -> Rules:
 async def _count_due(
     data_directory: DataDirectory, rules: Rules
 ) -> tuple[int, int, list[IdleSandbox]]:
-    """Return how many events of how many conversations the rules apply to, and which sandboxes."""
+    """Return the number of events to delete, of their conversations, and the sandboxes."""
     async with await Installation.open(data_directory) as installation:
         database = installation.database
         events, conversations = (0, 0)

@@ -1,4 +1,4 @@
-"""`agentsvc restore`: makes a data directory from a backup."""
+"""`agentsvc restore`: creates a data directory from a backup."""
 
 import asyncio
 import contextlib
@@ -43,15 +43,15 @@ from agentsvc.storage import (
 )
 
 _SMALL: Final = {ABOUT: 64 * 1024, INSTANCE_ID: 1024, MASTER_KEY: 4096}
-"""The largest that these files may be."""
-_KEPT: Final = (ARCHIVES, MASTER_KEY, INSTANCE_ID, DATABASE)
-"""What a restore moves into the data directory; what a server looks for first comes last."""
-_OF_ANOTHER: Final = tuple(f"{DATABASE}{end}" for end in ("-wal", "-shm", "-journal"))
-"""What a killed server leaves beside its database, and SQLite takes for part of the one restored."""
+"""Maximum sizes of these files."""
+_RESTORED: Final = (ARCHIVES, MASTER_KEY, INSTANCE_ID, DATABASE)
+"""What a restore moves into the data directory; the database, which a server opens first, last."""
+_LEFTOVERS: Final = tuple(f"{DATABASE}{end}" for end in ("-wal", "-shm", "-journal"))
+"""Leftovers of a killed server, which SQLite would apply to the restored database."""
 _UNFINISHED: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.(part|draft)")
 _MEMBERS_MAX: Final = 1_000_000
 _RATIO_MAX: Final = 200
-"""How much larger than the backup its files may be: events in JSON become a tenth or so."""
+"""Maximum ratio of file sizes to the backup; events in JSON compress to about a tenth."""
 _RATIO_FREE_BYTES: Final = 256 * 1024**2
 _ROOM_LEFT_BYTES: Final = 64 * 1024**2
 
@@ -68,22 +68,23 @@ class _About(msgspec.Struct, frozen=True):
     "--key-file",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="The master key, where the backup was made without it.",
+    help="The master key, if the backup was made without it.",
 )
 @where_options
 def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
-    """Make a data directory from FILE, which `agentsvc backup` wrote.
+    """Create a data directory from FILE, written by `agentsvc backup`.
 
-    There must be no database in it yet. What is in FILE is checked, its database is brought up to
-    date, and the master key is tried; where something is wrong, the directory stays as it was.
-    Sandboxes of the former machine are shown as gone.
+    The directory must not contain a database. FILE is verified, its database is migrated, and the
+    master key is tested; on any error the directory stays unchanged. Sandboxes of the original
+    machine are shown as gone.
     """
     loaded = where.load()
     data_directory, limits = data_dir_of(loaded), loaded.config.archives
     bounds = UnpackLimits(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
     if data_directory.database.exists():
         hint = (
-            f"name another directory with --data-dir, or move it away with {', '.join(_OF_ANOTHER)}"
+            "choose another directory with --data-dir,"
+            f" or move it away with {', '.join(_LEFTOVERS)}"
         )
         raise CommandFailed(f"there is a database in {data_directory.path} already", hint)
     with (
@@ -104,7 +105,7 @@ def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
 
 @contextlib.contextmanager
 def _prepared(data_directory: DataDirectory) -> Iterator[None]:
-    """Make and lock a data directory; after a failure it is as it was before."""
+    """Create and lock a data directory; undo all changes after a failure."""
     made = [
         path for path in (data_directory.path, *data_directory.path.parents) if not path.exists()
     ]
@@ -130,9 +131,9 @@ def _remove_empty(path: Path) -> None:
 
 
 def unpack(file: Path, directory: Path) -> None:
-    """Write the files of a backup to a new directory; raises CommandFailed for any other file.
+    """Extract a backup into a new directory; raises CommandFailed if it is no valid backup.
 
-    Nothing but plain files with the names that backups have is written.
+    Only regular files with the names of a backup are written.
     """
     free = shutil.disk_usage(directory).free - _ROOM_LEFT_BYTES
     room = min(free, file.stat().st_size * _RATIO_MAX + _RATIO_FREE_BYTES)
@@ -142,37 +143,35 @@ def unpack(file: Path, directory: Path) -> None:
             _write_members(TarStream(Gunzip(opened)), directory, room)
         msgspec.json.decode((directory / ABOUT).read_bytes(), type=_About)
     except (OSError, ValueError, RecursionError) as exc:
-        raise CommandFailed(
-            f"this is no backup of agentsvc, or it is damaged: {file}", str(exc)
-        ) from exc
+        raise CommandFailed(f"not a backup of agentsvc, or damaged: {file}", str(exc)) from exc
 
 
 def _write_members(archive: TarStream, directory: Path, room: int) -> None:
-    """Write the files of a backup to a directory that only this process writes to.
+    """Extract the files of a backup into a directory that only this process writes to.
 
-    Raises BadTar for anything else, and for more bytes than there is room for.
+    Raises BadTar for any other entry, and for more bytes than `room`.
     """
     names: set[str] = set()
     for member in archive:
         name = member.name
         if name in names or len(names) >= _MEMBERS_MAX:
-            raise BadTar("a file is in it twice, or there are too many")
+            raise BadTar("it contains a file twice, or too many files")
         names.add(name)
         if member.kind is MemberKind.DIRECTORY and name.rstrip("/") == ARCHIVES:
             continue
         if member.kind is not MemberKind.FILE or member.segments is not None:
-            raise BadTar("there is something in it that is no plain file")
+            raise BadTar("it contains something that is not a regular file")
         if member.size > min(room, _SMALL.get(name, room)):
-            raise BadTar("a file in it is too large for what it is, or for the disk")
+            raise BadTar("it contains a file that is too large, or larger than the free disk space")
         room -= member.size
         if name in (*_SMALL, DATABASE) or ARCHIVE.fullmatch(name):
             _write(directory / name, archive.parts(member))
         elif not _UNFINISHED.fullmatch(name):
-            raise BadTar("a file has a name that none in a backup has")
+            raise BadTar("it contains a file whose name is not one of a backup")
 
 
 def _write(file: Path, parts: Iterable[bytes]) -> None:
-    """Make a file, which must not be there yet."""
+    """Write a new file and flush it to disk."""
     with os.fdopen(create_private(file), "wb") as out:
         out.writelines(parts)
         out.flush()
@@ -182,55 +181,55 @@ def _write(file: Path, parts: Iterable[bytes]) -> None:
 def _check(
     file: Path, restored: DataDirectory, bounds: UnpackLimits, key_file: Path | None
 ) -> None:
-    """Open what was restored as a server does; raises CommandFailed or StartFailed."""
+    """Verify and migrate the restored files, as a server does; raises CommandFailed or StartFailed."""
     if not restored.database.is_file() or not restored.instance_id.is_file():
-        raise CommandFailed(f"the backup is not whole: {file}")
+        raise CommandFailed(f"the backup is incomplete: {file}")
     if problems := check_file(restored.database) or check_schema(restored.database):
         raise CommandFailed(f"the database in the backup cannot be used: {problems[0]}")
     if not restored.master_key.exists():
         raise CommandFailed(
-            "the backup was made without the master key, and what it has sealed cannot be read",
-            "name the key with --key-file",
+            "the backup was made without the master key, so its secrets cannot be read",
+            "pass the key with --key-file",
         )
     for archive in sorted(restored.archives.iterdir()):
         try:
             check_archive(archive, bounds)
         except ArchiveRefused as exc:
             raise CommandFailed(
-                f"a saved workspace in the backup is not one of agentsvc: {archive.name}",
-                f"{exc.message}; `archives` in the configuration says how large they may be",
+                f"the backup contains an invalid saved workspace: {archive.name}",
+                f"{exc.message}; the size limits are in `archives` of the configuration",
             ) from exc
     try:
         asyncio.run(_open(restored))
     except StartFailed as exc:
-        # Where it is unpacked is gone when this is read.
+        # The temporary directory is deleted before the user reads the message.
         named = str(key_file or f"{MASTER_KEY} in {file}")
         message = exc.message.replace(str(restored.master_key), named)
         is_key = message != exc.message
-        hint = "name the one of that installation with --key-file" if is_key else exc.hint
+        hint = "pass the key of that installation with --key-file" if is_key else exc.hint
         raise CommandFailed(message, hint) from exc
 
 
 async def _open(restored: DataDirectory) -> None:
     async with await Installation.open(restored) as installation:
         installation.read_id()
-        await installation.database.write(_start_nothing)
+        await installation.database.write(_cancel_starts)
 
 
-async def _start_nothing(tx: Transaction) -> None:
-    """Give up what was being started: what the backup says of it would be made on this machine."""
+async def _cancel_starts(tx: Transaction) -> None:
+    """Cancel pending starts of the backup, which would create sandboxes on this machine."""
     await SandboxTable.give_up_starts(tx)
     await WarmPoolTable.retire_all(tx)
 
 
 def _move_in(restored: Path, there: Path) -> None:
-    """Move what was restored into the data directory: all of it, or nothing."""
-    names = [name for name in _KEPT if (restored / name).exists()]
-    # An empty directory is no loss.
-    existing = [name for name in (*names, *_OF_ANOTHER) if _is_taken(there / name)]
+    """Move the restored files into the data directory: all of them, or none."""
+    names = [name for name in _RESTORED if (restored / name).exists()]
+    # An empty directory may be replaced.
+    existing = [name for name in (*names, *_LEFTOVERS) if _is_taken(there / name)]
     if existing:
-        hint = "name another directory with --data-dir, or move that away"
-        raise CommandFailed(f"there is something in {there} already: {', '.join(existing)}", hint)
+        hint = "choose another directory with --data-dir, or move them away"
+        raise CommandFailed(f"files exist in {there} already: {', '.join(existing)}", hint)
     with contextlib.ExitStack() as undo:
         for name in names:
             (restored / name).rename(there / name)

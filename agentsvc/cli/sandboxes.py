@@ -1,4 +1,4 @@
-"""`agentsvc sandboxes`: lists, shows and steers sandboxes of a server."""
+"""`agentsvc sandboxes`: lists, shows and controls sandboxes of a server."""
 
 import itertools
 from typing import Any, Final
@@ -29,11 +29,11 @@ _of_sandbox: Final = found_options(_find, IdParam(SANDBOXES))
     "sandboxes", epilog=example("agentsvc sandboxes list", "agentsvc sandboxes logs 5WPXcz")
 )
 def command() -> None:
-    """List, show and steer the sandboxes of a server."""
+    """List, show, pause, resume and delete sandboxes."""
 
 
 @command.command("list", epilog=example("agentsvc sandboxes list --json"))
-@click.option("--limit", default=50, type=click.IntRange(1, 10_000), help="How many; otherwise 50.")
+@click.option("--limit", default=50, type=click.IntRange(1, 10_000), help="Maximum; default: 50.")
 @json_option
 @server_options
 def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
@@ -59,7 +59,7 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
 @json_option
 @_of_sandbox
 def show(*, as_json: bool, api: Api, found: dict[str, Any]) -> None:
-    """Show the sandbox with this ID; its beginning is enough."""
+    """Show the sandbox with this ID or prefix of an ID."""
     del api
     shown = _shown(found)
     print_found(shown, fields(shown), as_json=as_json)
@@ -68,23 +68,23 @@ def show(*, as_json: bool, api: Api, found: dict[str, Any]) -> None:
 @command.command(epilog=example("agentsvc sandboxes pause 5WPXcz"))
 @_of_sandbox
 def pause(*, api: Api, found: dict[str, Any]) -> None:
-    """Pause the sandbox with this ID; its files stay."""
-    _steer(api, found, "pause", "is being paused")
+    """Pause the sandbox with this ID; its files are kept."""
+    _request(api, found, "pause", "is being paused")
 
 
 @command.command(epilog=example("agentsvc sandboxes resume 5WPXcz"))
 @_of_sandbox
 def resume(*, api: Api, found: dict[str, Any]) -> None:
-    """Let the paused sandbox with this ID go on, or start one that failed again on its files."""
-    _steer(api, found, "resume", "is being resumed")
+    """Resume the paused sandbox with this ID, or restart a failed one on its files."""
+    _request(api, found, "resume", "is being resumed")
 
 
 @command.command(epilog=example("agentsvc sandboxes delete 5WPXcz --yes"))
 @yes_option
 @_of_sandbox
 def delete(*, yes: bool, api: Api, found: dict[str, Any]) -> None:
-    """Delete the sandbox with this ID, with all of its files."""
-    confirm(f"Delete sandbox {found['id']} with all of its files?", is_agreed=yes)
+    """Delete the sandbox with this ID and all of its files."""
+    confirm(f"Delete sandbox {found['id']} and all of its files?", is_agreed=yes)
     api.call("DELETE", f"{SANDBOXES}/{found['id']}")
     click.echo(f"{found['id']} is being deleted", err=True)
 
@@ -92,12 +92,12 @@ def delete(*, yes: bool, api: Api, found: dict[str, Any]) -> None:
 @command.command(epilog=example("agentsvc sandboxes logs 5WPXcz | grep -i error"))
 @_of_sandbox
 def logs(*, api: Api, found: dict[str, Any]) -> None:
-    """Print the last lines that the sandbox with this ID has written."""
+    """Print the last log lines of the sandbox with this ID."""
     for line in api.call("GET", f"{SANDBOXES}/{found['id']}/logs")["lines"]:
         click.echo(clean(line))
 
 
-def _steer(api: Api, found: dict[str, Any], what: str, done: str) -> None:
+def _request(api: Api, found: dict[str, Any], what: str, done: str) -> None:
     api.call("POST", f"{SANDBOXES}/{found['id']}/{what}")
     click.echo(f"{found['id']} {done}", err=True)
 

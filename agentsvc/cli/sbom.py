@@ -1,4 +1,4 @@
-"""`agentsvc sbom`: writes which packages are installed, as a CycloneDX document."""
+"""`agentsvc sbom`: writes the installed packages as a CycloneDX document."""
 
 import json
 import platform
@@ -27,18 +27,18 @@ type _Hashes = Mapping[tuple[str, str], list[str]]
     "--lock",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="Requirements with the hashes that were installed from; they are written, too.",
+    help="Requirements file that was installed from; its hashes are included.",
 )
 @output_option
 def command(lock: Path | None, output: BinaryIO) -> None:
-    """Write which packages are installed beside the server, in CycloneDX 1.6."""
+    """Write a software bill of materials of the installed packages, in CycloneDX 1.6."""
     text = json.dumps(document(_read_hashes(lock) if lock else {}), indent=2) + "\n"
     output.write(text.encode())
 
 
 def document(hashes: _Hashes) -> dict[str, Any]:
-    """Return the document on what is installed in this environment."""
-    # The first of a name is the one that is imported; what a broken installation leaves has none.
+    """Return the CycloneDX document of this Python environment."""
+    # The first distribution of a name is imported; remains of a broken installation have no name.
     known = [one for one in distributions() if one.metadata.get("Name")]
     found = {_canonical(one.name): one for one in reversed(known)}
     others = [found[name] for name in sorted(found.keys() - {"agentsvc"})]
@@ -85,7 +85,7 @@ def _component(one: Distribution, hashes: _Hashes) -> dict[str, Any]:
 
 
 def _needs(one: Distribution, found: Mapping[str, Distribution]) -> Iterator[str]:
-    """Yield what is installed of what a package needs without an extra."""
+    """Yield the installed ones of a package's dependencies, without those of extras."""
     names = set()
     for text in one.requires or ():
         requirement, _, marker = text.partition(";")

@@ -1,6 +1,6 @@
 """Writes a new secret to the terminal once, or to a file of mode 0600.
 
-What a command prints elsewhere ends up in a journal, a log or the output of a build.
+Output to anything but a terminal could end up in a journal, a log or the output of a build.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ _STANDARD_OUTPUT: Final = "-"
 output_option: Decorator = click.option(
     "--output",
     metavar="FILE",
-    help="New file to write it to, or `-` for standard output; otherwise it is shown if that is a"
-    " terminal, and else goes to a file in the data directory whose path is printed.",
+    help="New file to write it to, or `-` for standard output; default: standard output if that is a"
+    " terminal, otherwise a new file in the data directory, whose path is printed.",
 )
 
 
 class SecretOutput:
-    """Takes one secret; made before the secret is, so that one that was made is not lost."""
+    """Destination of one secret; created before the secret, so that the secret is not lost."""
 
     def __init__(self, file: Path, descriptor: int | None) -> None:
         self._file = file
         self._descriptor = descriptor
 
     def tell(self, what: str, secret: str) -> None:
-        """Hand the secret over, and say on standard error what it is.
+        """Write the secret, and a label to standard error.
 
-        Raises CommandFailed where standard output takes nothing; it is in the file then.
+        If standard output cannot be written, writes the secret to the file and raises CommandFailed.
         """
         if self._descriptor is None:
             click.echo(f"{what}, shown only this once:", err=True)
@@ -44,11 +44,11 @@ class SecretOutput:
                 click.echo(secret)
             except OSError as exc:
                 drop_unwritten()
-                # There is already what it opens.
+                # The secret is already in use.
                 with os.fdopen(create_private(self._file), "w") as opened:
                     opened.write(f"{secret}\n")
                 raise CommandFailed(
-                    f"standard output takes nothing ({exc.strerror}), it is in {self._file}"
+                    f"standard output cannot be written ({exc.strerror}), it is in {self._file}"
                 ) from exc
             return
         os.write(self._descriptor, f"{secret}\n".encode())
@@ -59,7 +59,7 @@ class SecretOutput:
 
 @contextlib.contextmanager
 def secret_output(output: str | None, directory: Path, name: str) -> Iterator[SecretOutput]:
-    """Give the place that `--output` names, or else the terminal, or else a file in a directory."""
+    """Yield the destination: `--output`, otherwise the terminal, otherwise a file in `directory`."""
     spare = directory / f"{name}-{short_id()}"
     if output == _STANDARD_OUTPUT or (output is None and is_terminal()):
         yield SecretOutput(spare, None)
@@ -71,12 +71,12 @@ def secret_output(output: str | None, directory: Path, name: str) -> Iterator[Se
         if is_no_room(exc):
             raise
         raise CommandFailed(
-            f"the file cannot be made: {exc.strerror}: {file}", hint_against(exc)
+            f"the file cannot be created: {exc.strerror}: {file}", hint_against(exc)
         ) from exc
     try:
         yield SecretOutput(file, descriptor)
     except BaseException:
-        # Once it is in there, there is already what it opens.
+        # Keep the file if it contains the secret, which is then already in use.
         if not os.fstat(descriptor).st_size:
             file.unlink(missing_ok=True)
         raise
@@ -85,5 +85,5 @@ def secret_output(output: str | None, directory: Path, name: str) -> Iterator[Se
 
 
 def is_terminal() -> bool:
-    """Whether a person sees what is printed, and nothing else does."""
+    """Return whether standard output is a terminal."""
     return sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""`agentsvc secrets`: keeps the secrets that agents may use."""
+"""`agentsvc secrets`: manages the secrets that agents may use."""
 
 from http import HTTPStatus
 from typing import Final
@@ -20,14 +20,14 @@ _SECRETS: Final = f"{V1}/secrets"
     "secrets", epilog=example("agentsvc secrets set DEPLOY_KEY < key.txt", "agentsvc secrets list")
 )
 def command() -> None:
-    """Keep secrets for your agents. They get a value when a command names it."""
+    """Manage secrets for your agents. A command gets the value of a secret if it names it."""
 
 
 @command.command("list", epilog=example("agentsvc secrets list"))
 @json_option
 @server_options
 def list_secrets(*, as_json: bool, server: ServerChoice) -> None:
-    """List the names of your secrets; the values are never shown."""
+    """List the names of your secrets; values are never shown."""
     found = list(get_api(server).pages(f"{_SECRETS}/search"))
     rows = [(one["name"], short(one["description"])) for one in found]
     print_found(found, columns(("NAME", "DESCRIPTION"), rows), as_json=as_json)
@@ -40,21 +40,21 @@ def list_secrets(*, as_json: bool, server: ServerChoice) -> None:
     ),
 )
 @click.argument("name", metavar="NAME")
-@click.option("--description", metavar="TEXT", help="What it is for; agents see this.")
+@click.option("--description", metavar="TEXT", help="Purpose of the secret; agents see it.")
 @server_options
 def set_secret(name: str, *, description: str | None, server: ServerChoice) -> None:
-    """Keep a secret. Its value is asked for, or read from standard input."""
+    """Store a secret. Its value is prompted for, or read from standard input."""
     api = get_api(server)
     body = {"name": name, "value": read_value(name), "description": description}
     api.call("POST", _SECRETS, body=body)
-    click.echo(f"{name} is kept", err=True)
+    click.echo(f"{name} is stored", err=True)
 
 
 @command.command(epilog=example("agentsvc secrets delete DEPLOY_KEY"))
 @click.argument("name", metavar="NAME")
 @server_options
 def delete(name: str, *, server: ServerChoice) -> None:
-    """Forget a secret."""
+    """Delete a secret."""
     try:
         get_api(server).call("DELETE", f"{_SECRETS}/{quote(name, safe='')}")
     except RequestRefused as exc:
@@ -63,4 +63,4 @@ def delete(name: str, *, server: ServerChoice) -> None:
         raise CommandFailed(
             f"there is no secret `{name}`", "run `agentsvc secrets list` to see them"
         ) from exc
-    click.echo(f"{name} is forgotten", err=True)
+    click.echo(f"{name} is deleted", err=True)

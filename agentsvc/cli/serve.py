@@ -70,12 +70,12 @@ _LONGEST_FILE: Final = 10_000
 @click.command(
     "serve", epilog=example("agentsvc serve --host 0.0.0.0 --port 8080 --data-dir /srv/agents")
 )
-@click.option("--host", metavar="H", help="Address to listen on; otherwise 127.0.0.1.")
+@click.option("--host", metavar="H", help="Address to listen on; default: 127.0.0.1.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    help="Port to listen on; otherwise 3000. 0 takes any free one.",
+    help="Port to listen on; default: 3000. 0 selects any free port.",
 )
 @data_dir_option
 @config_option
@@ -89,11 +89,12 @@ def command(
 ) -> None:
     """Run the server until it is told to stop.
 
-    SIGTERM or Ctrl-C lets requests finish and leaves sandboxes running; a second one ends the
-    process at once. The first start makes the data directory and an admin API key, which is printed
-    on a terminal, and else kept in a file there. AGENTSVC_BOOTSTRAP_KEY_FILE names a file with that
-    key instead, for automation, or AGENTSVC_BOOTSTRAP_KEY has it itself. SIGHUP reads the configuration
-    again; `log.level` counts at once, and the log names what counts from the next start on.
+    On SIGTERM or Ctrl-C it completes requests and leaves sandboxes running; a second signal ends the
+    process at once. The first start creates the data directory and an admin API key, which is printed
+    to a terminal, or otherwise stored in a file in that directory. For automation, set that key by
+    AGENTSVC_BOOTSTRAP_KEY_FILE, the name of a file, or by AGENTSVC_BOOTSTRAP_KEY, the key itself.
+    SIGHUP reloads the configuration: `log.level` applies at once, and the log names the settings that
+    need a restart.
     """
     environ = {**os.environ, **(secrets or {})}
 
@@ -121,7 +122,7 @@ def command(
 
 
 def _warn_of_vulnerabilities() -> None:
-    """Say in the log which known vulnerabilities the running Python has; `agentsvc doctor` says more."""
+    """Log the known vulnerabilities of this Python; `agentsvc doctor` tells how to fix them."""
     if found := known_vulnerabilities():
         log.warning(
             "Python has known vulnerabilities, unless its distributor has patched them",
@@ -133,9 +134,9 @@ def _warn_of_vulnerabilities() -> None:
 
 
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
-    """Return the first admin key that is given, or None; raises StartFailed if it is weak.
+    """Return the bootstrap key of the environment, or None; raises StartFailed if it is weak.
 
-    An empty variable sets none.
+    An empty variable counts as unset.
     """
     source, text = BOOTSTRAP_KEY_VARIABLE, environ.get(BOOTSTRAP_KEY_VARIABLE, "")
     if file := environ.get(BOOTSTRAP_KEY_FILE_VARIABLE):
@@ -151,7 +152,7 @@ def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
         raise StartFailed(
             f"{source} must have at least {SHORTEST_KEY} characters,"
             " all of them ASCII letters, digits or signs",
-            hint="make one with: openssl rand -hex 32",
+            hint="create one with: openssl rand -hex 32",
         )
     return Secret(text)
 
@@ -168,9 +169,9 @@ def _read_key_file(file: Path) -> str:
 
 
 def with_addresses(config: Config, listener: socket.socket) -> Config:
-    """Return the configuration with the real port, and with the URL where sandboxes call back.
+    """Return the configuration with the actual port, and with the internal URL for callbacks.
 
-    The URL for clients stays as it is: without one, each client's own request says it.
+    The public URL is not changed: without one, it is derived from each client's request.
     """
     url = config.server.internal_url or url_of(listener)
     server = msgspec.structs.replace(
@@ -180,15 +181,15 @@ def with_addresses(config: Config, listener: socket.socket) -> Config:
 
 
 def with_room(config: Config, open_files: int) -> Config:
-    """Return the configuration with no more connections than a quarter of the files that may be open.
+    """Return the configuration with max_connections limited to a quarter of the open file limit.
 
-    Each may have another one to a sandbox, and as many are held for a moment that are refused.
+    Each connection may need another one to a sandbox, and as many may be open while they are rejected.
     """
     most = open_files // 4
     if config.server.max_connections <= most:
         return config
     log.warning(
-        "fewer connections than server.max_connections, since few files may be open",
+        "server.max_connections reduced, because the limit of open files is low",
         extra={"connections": most, "open_files": open_files},
     )
     server = msgspec.structs.replace(config.server, max_connections=most)
@@ -198,9 +199,9 @@ def with_room(config: Config, open_files: int) -> Config:
 async def ensure_first_key(
     keys: KeyRing, bootstrap_key: Secret | None, keep: Callable[[Secret], None] = lambda _key: None
 ) -> Secret | None:
-    """Make the first admin and their key; return it, or None where there are keys already.
+    """Create the first admin and key; return the key, or None if there are keys already.
 
-    One that is not given is kept before it is made, so that a start which ends in between loses none.
+    A generated key is passed to `keep` before it is created, so that a crash in between loses none.
     """
     if not await keys.has_keys():
         user_id = await keys.find_user(FIRST_USER)
@@ -210,7 +211,7 @@ async def ensure_first_key(
             keep(key)
         return (await keys.create_key(user_id, "first key", key=key))[1]
     if bootstrap_key is not None:
-        await _note_unused(keys, bootstrap_key)
+        await _warn_if_unused(keys, bootstrap_key)
     return None
 
 
@@ -221,7 +222,7 @@ async def _greet(
     masker: Masker,
     app: web.Application,
 ) -> None:
-    """Say where everything is, and at the first start how to get in."""
+    """Print where files are, and at the first start the API key and a login link."""
     data_directory = data_dir_of(loaded)
     keep = partial(_show_first_key, data_directory)
     first_key = await ensure_first_key(app[KEYRING], bootstrap_key, keep)
@@ -237,14 +238,14 @@ async def _greet(
         )
     click.echo(f"  database    {data_directory.database}")
     click.echo(
-        f"  master key  {data_directory.master_key} (keep a copy: it opens the stored secrets)"
+        f"  master key  {data_directory.master_key} (keep a copy: it decrypts the stored secrets)"
     )
     click.echo("  logs        standard error")
     click.echo(f"  config      {loaded.path or 'defaults, no file was read'}\n")
 
 
 def _show_first_key(data_directory: DataDirectory, key: Secret, link: str = "") -> None:
-    """Show the first key, then a login link, or keep them in a file where nobody looks on."""
+    """Print the first key, then a login link; without a terminal, store them in a file."""
     shown = f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n"
     more = (
         f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:\n\n    {link}\n"
@@ -256,27 +257,27 @@ def _show_first_key(data_directory: DataDirectory, key: Secret, link: str = "") 
         replace_private(data_directory.first_key, f"{shown}\n{more}" if link else shown)
     except OSError as exc:
         raise StartFailed(
-            f"the first key cannot be kept ({exc.strerror}): {data_directory.first_key}",
+            f"the first key cannot be stored ({exc.strerror}): {data_directory.first_key}",
             hint=hint_against(exc),
         ) from exc
     if link:
         click.echo("This is a new installation. Its admin API key and a login link are in")
         click.echo(f"\n    {data_directory.first_key}\n")
-        click.echo("which only this user can read; delete it when you have them.\n")
+        click.echo("which only this user can read; delete it after you have copied them.\n")
 
 
 async def _make_login_link(app: web.Application, listener: socket.socket, key: Secret) -> str:
-    """Return a URL that logs a browser in, once, with a key."""
+    """Return a URL that logs a browser in with a key, once."""
     token = await app[LOGINS].make_link((await app[KEYRING].identify(key.reveal())).key_id)
     base = app[CONFIG].server.public_url.rstrip("/") or url_of(listener)
     return f"{base}{LOGIN_PATH}?token={token.reveal()}"
 
 
-async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
+async def _warn_if_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
     try:
         await keys.identify(bootstrap_key.reveal())
     except NotAuthenticated:
-        note = "note: the bootstrap key is not used, this installation has other keys already"
+        note = "note: the bootstrap key is ignored, this installation has other keys already"
         click.echo(note, err=True)
 
 
@@ -288,7 +289,7 @@ def _run(serving: Coroutine[Any, Any, None]) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the event loop: uvloop where it is installed, else asyncio's own."""
+    """Return the event loop factory: uvloop's if installed, otherwise None for asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop]
@@ -305,9 +306,9 @@ async def _serve(
     reload: Callable[[], None],
     greet: Callable[[web.Application], Awaitable[None]],
 ) -> None:
-    """Serve until a signal cancels this task; what was started is stopped on the way out."""
+    """Serve until a signal cancels this task, then shut down."""
     _cancel_on_signal()
-    # What is made until it is ready is not garbage.
+    # Objects created during startup are not garbage.
     gc.disable()
     app = await build_app(config, data_dir=data_directory.path)
     grace = config.server.shutdown_grace_seconds
@@ -316,7 +317,7 @@ async def _serve(
     runner = Runner(
         app, grace_seconds=grace, prefix=prefix, limits=config.server, max_of_sandbox=per_sandbox
     )
-    # What it listens at is closed by the runner, and by nobody before.
+    # The runner closes the listening sockets, before the stack does.
     with contextlib.ExitStack() as sockets:
         try:
             await runner.setup()
@@ -331,20 +332,20 @@ async def _serve(
             click.echo(f"agentsvc {__version__} is ready: {url} ({_isolation(app, config)})")
             _start_watching(app, manager, reload)
             manager.notify("READY=1", f"STATUS=listening at {url}")
-            # What a server is made of stays: no collection has to look at it again.
+            # Objects of the startup stay, so no collection needs to scan them again.
             gc.freeze()
             gc.enable()
             await asyncio.Event().wait()
         finally:
             manager.notify("STOPPING=1")
             with contextlib.suppress(OSError):
-                # While requests end here, anybody may listen there.
+                # While requests are completed, another process may already use the address.
                 data_directory.url.unlink()
             await runner.cleanup()
 
 
 def _isolation(app: web.Application, config: Config) -> str:
-    """Say how sandboxes are held: at the default backend, and at others where they are held less."""
+    """Describe the isolation of the default backend, and of others that are below their default."""
     found = find_protections(app[BACKENDS], config.sandboxes)
     texts = [
         one.describe() if number == 0 else f"backend `{one.backend}`: {one.describe()}"
@@ -355,8 +356,8 @@ def _isolation(app: web.Application, config: Config) -> str:
 
 
 def _start_watching(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:
-    """Take SIGHUP, and show whoever watches that requests and the database go on."""
-    # In a terminal it means that the terminal is gone, and ends the server as before.
+    """Reload on SIGHUP, and notify the watchdog as long as event loop and database respond."""
+    # In a terminal SIGHUP means that the terminal was closed, and ends the server as usual.
     if not os.isatty(0):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
@@ -369,7 +370,7 @@ def _start_watching(app: web.Application, manager: Manager, reload: Callable[[],
 
 
 def write_url(data_directory: DataDirectory, url: str) -> None:
-    """Tell commands that are called beside the server where it is; without that they need --url."""
+    """Store the URL for commands on this machine; a write error is logged, and they need --url."""
     try:
         data_directory.url.write_text(f"{url}\n")
     except OSError as exc:
@@ -381,7 +382,7 @@ async def _former_addresses(
 ) -> list[callbacks.Address]:
     current = callbacks.address_of(config.server.internal_url)
     if current[1] != config.server.port:
-        # They call by way of something else, which has not moved.
+        # Sandboxes call another address, such as a proxy, which has not moved.
         return []
     has_sandboxes = await app[SANDBOXES].any_exist()
     file = data_directory.callback_addresses
@@ -396,7 +397,7 @@ async def _listen(runner: Runner, listener: socket.socket, config: Config) -> No
 
 
 def _cancel_on_signal() -> None:
-    """Let the first signal cancel the current task, and the second one end the process."""
+    """Cancel the current task on the first signal, and exit the process on the second."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     signals: list[int] = []

@@ -30,7 +30,7 @@ from agentsvc.config import KEY_VARIABLE, URL_VARIABLE, DataDirectory, schema
 
 
 class ServerChoice(ConfigOptions, frozen=True, kw_only=True):
-    """What the options of a command say of the server it is for."""
+    """The options that select the server of a command."""
 
     url: str | None
     key: str | None = msgspec.field(name="api_key")
@@ -39,14 +39,14 @@ class ServerChoice(ConfigOptions, frozen=True, kw_only=True):
 _url_option: Decorator = click.option(
     "--url",
     metavar="URL",
-    help=f"Server to talk to; otherwise {URL_VARIABLE}, then that of the login, then the one on the"
-    " data directory.",
+    help=f"URL of the server; default: {URL_VARIABLE}, then that of the login, then that of the"
+    " server on the data directory.",
 )
 _key_option: Decorator = click.option(
     "--key",
     "api_key",
     metavar="KEY",
-    help=f"API key; otherwise {KEY_VARIABLE}, then that of the login, then one of the data directory.",
+    help=f"API key; default: {KEY_VARIABLE}, then that of the login, then one of the data directory.",
 )
 _server_options: Final = as_struct(
     "server", ServerChoice, config_option, data_dir_option, _key_option, _url_option
@@ -54,10 +54,10 @@ _server_options: Final = as_struct(
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose a server, as `server`.
+    """Add the options that select a server to a command, passed as `server`.
 
-    An answer that has another form than the command reads ends it in one line. Without an answer,
-    what goes wrong is no fault of a server's.
+    After a response, an exception such as KeyError becomes CommandFailed, because the response has an
+    unexpected format. Without one it is a bug of the command, and propagates.
     """
 
     @functools.wraps(command)
@@ -73,16 +73,16 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
             place = traceback.extract_tb(exc.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
             raise CommandFailed(
-                f"the server's answer is not understood: {type(exc).__name__}: {exc} ({where})",
-                "see whether --url is right, and whether the server is as old as this command;"
-                " if both are so, the mistake may be the command's: report it",
+                f"unexpected response of the server: {type(exc).__name__}: {exc} ({where})",
+                "check that --url is correct, and that the server has the version of this command;"
+                " if so, report this as a bug",
             ) from exc
 
     return _server_options(called)
 
 
 class IdParam(click.ParamType[str]):
-    """The id of something that a search lists, or its beginning; shells complete it."""
+    """An id of an item of a search, or a prefix of one, with shell completion."""
 
     name = "id"
 
@@ -92,7 +92,7 @@ class IdParam(click.ParamType[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the latest ones, with their titles; none where no server answers."""
+        """Return the ids of the latest items, with titles; empty if no server responds."""
         try:
             api = find_api(pop_struct(ServerChoice, dict(ctx.params)))
             found = api.call("GET", f"{self._path}/search")["items"] if api else []
@@ -108,7 +108,7 @@ class IdParam(click.ParamType[str]):
 def found_options(
     find: Callable[[Api, str], dict[str, Any]], kind: IdParam | None = None, metavar: str = "ID"
 ) -> Decorator:
-    """Give a command the server, and what its argument names there, as `api` and `found`."""
+    """Add the server options and an ID argument; pass the client as `api`, the item as `found`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -123,19 +123,19 @@ def found_options(
 
 
 class StoredLogin(msgspec.Struct, frozen=True, kw_only=True):
-    """The server that commands are for until `agentsvc logout`."""
+    """The server that commands use until `agentsvc logout`."""
 
     url: str
     key: str
 
 
 def login_file() -> Path:
-    """Return where `agentsvc login` keeps the server and the key."""
+    """Return the path of the file in which `agentsvc login` stores server and key."""
     return schema.config_dir(os.environ) / "login.json"
 
 
 def find_login() -> StoredLogin | None:
-    """Return who is logged in where, if anybody is."""
+    """Return the stored login, or None."""
     try:
         return msgspec.json.decode(login_file().read_bytes(), type=StoredLogin)
     except (OSError, msgspec.DecodeError):
@@ -143,7 +143,7 @@ def find_login() -> StoredLogin | None:
 
 
 def find_api(chosen: ServerChoice) -> Api | None:
-    """Return the server to talk to, or None where none is named and none runs beside this command."""
+    """Return a client of the selected server, or None if none is selected and none runs here."""
     url = chosen.url or os.environ.get(URL_VARIABLE)
     key = chosen.key or os.environ.get(KEY_VARIABLE)
     if (
@@ -162,7 +162,7 @@ def find_api(chosen: ServerChoice) -> Api | None:
         return Api(url or local, Secret(key))
     if url and url.rstrip("/") != local:
         where = Api(url, Secret("")).url
-        hint = f"name it with --key, or in {KEY_VARIABLE}"
+        hint = f"pass it with --key, or in {KEY_VARIABLE}"
         raise CommandFailed(f"there is no key for {where}", hint)
     known = _read(data_directory.command_key)
     return Api(
@@ -173,11 +173,11 @@ def find_api(chosen: ServerChoice) -> Api | None:
 
 
 def get_api(chosen: ServerChoice) -> Api:
-    """Return the server to talk to; raises CommandFailed where there is none."""
+    """Return a client of the selected server; raises CommandFailed if there is none."""
     api = find_api(chosen)
     if api is None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            # Of a directory that this user may not look into it is not known.
+            # Raise PermissionError if this user may not read the data directory.
             data_dir_of(chosen.load()).url.stat()
         hint = "start one with `agentsvc serve`, or log in to one with `agentsvc login URL`"
         raise CommandFailed("no server runs on the data directory", hint)
@@ -185,7 +185,7 @@ def get_api(chosen: ServerChoice) -> Api:
 
 
 def make_key(data_directory: DataDirectory) -> Secret:
-    """Make a key for commands, and keep it; what that takes is loaded only then."""
+    """Create and store a key for commands; imports the database code only when needed."""
     key: Secret = importlib.import_module("agentsvc.cli.commandkey").make_key(data_directory)
     return key
 

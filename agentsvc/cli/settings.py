@@ -38,7 +38,7 @@ def command() -> None:
 def get(key: str | None, *, as_json: bool, server: ServerChoice) -> None:
     """Print all settings, or the one named KEY.
 
-    Keys of the nested settings have dots. Secrets show as stars.
+    Keys of nested settings contain dots. Secrets are masked.
     """
     found = _read(get_api(server))
     if key is not None:
@@ -60,16 +60,16 @@ def get(key: str | None, *, as_json: bool, server: ServerChoice) -> None:
 @click.argument("value", metavar="[VALUE]", required=False)
 @server_options
 def set_setting(key: str, value: str | None, *, server: ServerChoice) -> None:
-    """Set KEY to VALUE: JSON where it is that, else a text. `null` puts a default back.
+    """Set KEY to VALUE: JSON if it can be parsed, otherwise text. `null` restores the default.
 
-    Without VALUE it is asked for, or read from standard input; do that with secrets.
+    Without VALUE it is prompted for, or read from standard input; use that for secrets.
     """
     api = get_api(server)
     given = read_value(key) if value is None else value
     setting = _to_value(key, given)
     api.call("POST", _SETTINGS, body=_change(key, setting))
     if setting is not None and not key.endswith(_DIFF):
-        # A server leaves alone what it does not know, for clients that are older or newer than it.
+        # A server ignores unknown keys, for older and newer clients, so check that it knows this one.
         found = _read(api)
         if not _is_hidden(found, key):
             _at(found, key)
@@ -77,13 +77,13 @@ def set_setting(key: str, value: str | None, *, server: ServerChoice) -> None:
 
 
 def read_value(name: str) -> str:
-    """Return a value that is not to be seen: asked for in a terminal, else read from stdin."""
+    """Return a secret value: prompted for in a terminal, otherwise read from standard input."""
     stdin = sys.stdin
     if stdin.isatty():
         return str(click.prompt(name, hide_input=True, err=True))
     text = stdin.read().removesuffix("\n")
     if not text:
-        raise CommandFailed("standard input is empty", f"pass the value of {name} there")
+        raise CommandFailed("standard input is empty", f"write the value of {name} to it")
     return text
 
 
@@ -93,7 +93,7 @@ def _read(api: Api) -> dict[str, Any]:
     except RequestRefused as exc:
         if exc.status == HTTPStatus.NOT_FOUND:
             raise CommandFailed(
-                "nothing is set yet", "begin with `agentsvc settings set llm_model MODEL`"
+                "there are no settings yet", "start with `agentsvc settings set llm_model MODEL`"
             ) from exc
         raise
     return found
@@ -110,7 +110,7 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def _is_hidden(found: dict[str, Any], key: str) -> bool:
-    """Tell whether a setting is of another kind of agent than the one in use, and not shown."""
+    """Return whether the server omits a setting, as it belongs to another kind of agent."""
     part, _, name = key.partition(".")
     is_acp = found.get("agent_settings", {}).get("agent_kind") == "acp"
     return part == "agent_settings" and name.startswith("acp_") != is_acp
@@ -127,12 +127,12 @@ def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def _change(key: str, value: Any) -> dict[str, Any]:
-    """Return the body that sets one key; a key with dots is a part of the nested settings."""
+    """Return the request body that sets one key; a key with dots is a nested setting."""
     first, *rest = key.split(".")
     if not rest:
         return {key: value}
     if first not in _PARTS:
-        raise CommandFailed(f"a key with dots begins with one of {', '.join(_PARTS)}")
+        raise CommandFailed(f"a key with dots must begin with one of: {', '.join(_PARTS)}")
     for part in reversed(rest):
         value = {part: value}
     return {f"{first}{_DIFF}": value}
@@ -140,10 +140,10 @@ def _change(key: str, value: Any) -> dict[str, Any]:
 
 def _to_value(key: str, text: str) -> Any:
     if key.endswith(_SECRET_ENDS):
-        # A server leaves such a key alone for null, and removes it for an empty text.
+        # For null a server keeps the key, for an empty text it deletes it.
         return "" if text == "null" else text
     try:
-        # Not `json`, which takes NaN and Infinity for numbers, and no server does.
+        # Not `json`, which accepts NaN and Infinity, unlike servers.
         return msgspec.json.decode(text)
     except ValueError:
         return text

@@ -1,4 +1,4 @@
-"""`agentsvc status`: says which server runs, and what in it needs somebody."""
+"""`agentsvc status`: shows the server, the sandboxes, and conversations that need attention."""
 
 import itertools
 from collections import Counter
@@ -19,7 +19,7 @@ _WAITING = "waiting_for_confirmation"
 @json_option
 @server_options
 def command(*, as_json: bool, server: ServerChoice) -> None:
-    """Show the server, your sandboxes, and the conversations that wait for you."""
+    """Show the server, your sandboxes, and conversations that work or wait for confirmation."""
     api = get_api(server)
     info = api.call("GET", "/server_info")
     conversations = list(itertools.islice(api.pages(f"{CONVERSATIONS}/search"), _MAX))

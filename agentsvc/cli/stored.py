@@ -14,7 +14,7 @@ def run_on[T](
     *,
     noted: tuple[str, str] | None = None,
 ) -> T:
-    """Return what `body` returns of the database; what was done, and to what, may be noted."""
+    """Run `body` on the database and return its result; `noted` is added to the audit log."""
 
     async def opened() -> T:
         database = await Database.open(data_directory.database)

@@ -1,4 +1,4 @@
-"""`agentsvc systemd`: prints a unit with which systemd runs the server."""
+"""`agentsvc systemd`: prints a systemd unit for the server."""
 
 import getpass
 import json
@@ -29,12 +29,12 @@ WatchdogSec=60
 # The first start of a new release may copy and change a large database.
 TimeoutStartSec=infinity
 TimeoutStopSec=60
-# Sandboxes go on when the server stops or is updated.
+# Sandboxes keep running when the server stops or is updated.
 KillMode=process
-# A first key of your choice, as a credential that no environment shows:
+# A first key of your choice, as a credential that is not in the environment:
 #LoadCredential=bootstrap-key:/etc/agentsvc/bootstrap-key
 #Environment=AGENTSVC_BOOTSTRAP_KEY_FILE=%d/bootstrap-key
-# Limits of sandboxes are groups below the server's own.
+# Limits of sandboxes are cgroups below the server's own.
 Delegate=yes
 LimitNOFILE={open_files}
 UMask=0077
@@ -49,7 +49,7 @@ RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
 SystemCallArchitectures=native
-# Not set, since bubblewrap makes sandboxes with them: PrivateUsers, RestrictNamespaces,
+# Not set, because bubblewrap could not create sandboxes: PrivateUsers, RestrictNamespaces,
 # ProtectProc, ProtectControlGroups, ProtectKernelTunables, PrivateTmp, SystemCallFilter.
 
 [Install]
@@ -64,12 +64,12 @@ WantedBy=multi-user.target
         "sudo systemctl daemon-reload && sudo systemctl enable --now agentsvc",
     ),
 )
-@click.option("--user", metavar="NAME", help="User the server runs as; otherwise you.")
+@click.option("--user", metavar="NAME", help="User the server runs as; default: you.")
 @where_options
 def command(user: str | None, where: ConfigOptions) -> None:
-    """Print a unit for systemd: it says when the server is ready, and restarts one that hangs.
+    """Print a systemd unit that reports when the server is ready, and restarts it if it hangs.
 
-    `systemctl reload agentsvc` reads the configuration again.
+    `systemctl reload agentsvc` reloads the configuration.
     """
     loaded = where.load()
     directory = str(data_dir_of(loaded).path.absolute())
@@ -78,10 +78,10 @@ def command(user: str | None, where: ConfigOptions) -> None:
         parts += ["--config", str(loaded.path.absolute())]
     program, *arguments = map(_quoted, parts)
     unit = _UNIT.format(
-        # Of variables, only arguments are taken to have some.
+        # systemd expands variables in arguments, but not in the program's path.
         command=" ".join((program, *(one.replace("$", "$$") for one in arguments))),
         user=user or _own_name(),
-        # It may have to be made at the first start.
+        # With a leading dash it need not exist before the first start.
         data_dir=_quoted(f"-{directory}"),
         open_files=MAX_OPEN_FILES,
     )
@@ -89,7 +89,7 @@ def command(user: str | None, where: ConfigOptions) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a word of a unit, where a percent sign begins a specifier and escapes are those of C."""
+    """Quote a word for a unit file: C escapes, and percent signs doubled."""
     is_plain = shlex.quote(text) == text
     return (text if is_plain else json.dumps(text, ensure_ascii=False)).replace("%", "%%")
 
@@ -98,4 +98,4 @@ def _own_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError) as exc:
-        raise CommandFailed("this user has no name", "name one with --user") from exc
+        raise CommandFailed("the current user has no name", "pass one with --user") from exc

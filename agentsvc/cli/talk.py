@@ -1,4 +1,4 @@
-"""Helpers for commands on one conversation: find it, resume it, send a message."""
+"""Helpers for commands on one conversation: find it, resume it, send it messages."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ _POLL_SECONDS: Final = 0.3
 
 
 def find_conversation(api: Api, conversation_id: str) -> Record:
-    """Return the conversation with an id, or the only one whose id begins so; raises CommandFailed."""
+    """Return the conversation with this id or unique id prefix; raises CommandFailed."""
     wanted = conversation_id.replace("-", "").lower()
     if len(wanted) == _ID_LENGTH:
         asked = api.call("GET", CONVERSATIONS, query={"ids": wanted})
@@ -31,9 +31,9 @@ def find_conversation(api: Api, conversation_id: str) -> Record:
 
 
 def find_named(everything: list[Record], what: str, wanted: str) -> Record:
-    """Return the one of `what` with a name, else the only one whose id begins so.
+    """Return the item with a name, or with a unique id prefix.
 
-    Raises CommandFailed for none and for several.
+    `what` is the plural noun for messages. Raises CommandFailed for no match and for several.
     """
     found = [one for one in everything if one["name"] == wanted]
     found = found or [one for one in everything if one["id"].startswith(wanted.lower())]
@@ -43,9 +43,9 @@ def find_named(everything: list[Record], what: str, wanted: str) -> Record:
 def only(
     found: list[Record], what: str, wanted: str, *, by: str = "an id that begins with"
 ) -> Record:
-    """Return the one of `what` that was found; raises CommandFailed for none and for several."""
+    """Return the single item found; raises CommandFailed for no match and for several."""
     if not wanted:
-        # Every id begins so, and the only one there is may be meant to be deleted.
+        # An empty prefix matches every id, and the only item could be deleted by mistake.
         found = []
     if len(found) != 1:
         many = "more than one" if found else "none"
@@ -56,7 +56,7 @@ def only(
 
 
 def wake(api: Api, conversation: Record) -> Record:
-    """Return a conversation whose sandbox runs, resumed if it was paused; raises CommandFailed."""
+    """Resume the sandbox of a conversation if it is paused, and wait until it runs."""
     if conversation["sandbox_status"] == "PAUSED":
         api.call("POST", f"{SANDBOXES}/{conversation['sandbox_id']}/resume")
     deadline = monotonic() + _WAKE_SECONDS
@@ -69,51 +69,51 @@ def wake(api: Api, conversation: Record) -> Record:
 
 
 def _not_running(conversation: Record) -> CommandFailed:
-    """Return what to raise; where there is no sandbox any more, another hint helps."""
+    """Return the error for a sandbox that does not run; without a sandbox it suggests a fork."""
     state, sandbox_id = str(conversation["sandbox_status"]).lower(), conversation["sandbox_id"]
-    hint = f"`agentsvc sandboxes resume {sandbox_id}` starts it, its log is `agentsvc sandboxes logs {sandbox_id}`"
+    hint = f"resume it with `agentsvc sandboxes resume {sandbox_id}`, or read `agentsvc sandboxes logs {sandbox_id}`"
     if not sandbox_id or state == "missing":
-        hint = f"`agentsvc conversations fork {conversation['id']}` goes on in a new one"
-    return CommandFailed(f"the sandbox of this conversation does not run: {state}", hint)
+        hint = f"continue in a new one with `agentsvc conversations fork {conversation['id']}`"
+    return CommandFailed(f"the sandbox of this conversation is not running: {state}", hint)
 
 
 def send_message(api: Api, conversation_id: str, text: str) -> None:
-    """Send a message, and let the agent go on with it; raises CommandFailed for an empty one."""
+    """Send a message and run the agent; raises CommandFailed for an empty message."""
     check_text(text, "message")
     body = {**user_message(text), "run": True}
     api.call("POST", f"{CONVERSATIONS}/{conversation_id}/send-message", body=body)
 
 
 def user_message(text: str) -> Record:
-    """Return a message of the user, as the API takes it."""
+    """Return a user message in the format of the API."""
     return {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise CommandFailed for a text that says nothing."""
+    """Raise CommandFailed for a blank text."""
     if not text.strip():
         raise CommandFailed(f"the {what} is empty", "nothing was sent")
 
 
 def answer_agent(api: Api, conversation: Record, *, accept: bool, reason: str = "") -> None:
-    """Confirm or reject what the agent of a conversation waits to do."""
+    """Confirm or reject the pending action of an agent; raises CommandFailed if none is pending."""
     if conversation["execution_status"] != "waiting_for_confirmation":
-        raise CommandFailed(f"the agent asks for no confirmation, it is {state_of(conversation)}")
+        raise CommandFailed(f"the agent waits for no confirmation, it is {state_of(conversation)}")
     body: dict[str, Any] = {"accept": accept, **({"reason": reason} if reason else {})}
     ask_agent(api, conversation, "events/respond_to_confirmation", body)
 
 
 class EventStream:
-    """The events of a conversation as they come; each reading goes on behind the last one."""
+    """The live events of a conversation; each `read` continues after the last event."""
 
     def __init__(self, api: Api, conversation: Record) -> None:
         self._api = api
         self._path = f"{V1}/conversation/{conversation['id']}/events/stream"
         self.last = -1
-        """The id of the last event that was read."""
+        """The id of the last event read; -1 before the first."""
 
     def read(self) -> Iterator[StreamMessage]:
-        """Yield the messages of the stream; raises StreamBroken when it breaks off."""
+        """Yield the messages of the stream; raises StreamBroken when the connection is lost."""
         for message in self._api.stream(self._path, after=self.last):
             if message.id is not None:
                 self.last = message.id
@@ -121,7 +121,7 @@ class EventStream:
 
 
 def agent_path(conversation: Record) -> str:
-    """Return the path on the server of the conversation in its agent server."""
+    """Return the server's path for the conversation at its agent server."""
     tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
     if not tail:
         raise _not_running(conversation)
@@ -131,17 +131,17 @@ def agent_path(conversation: Record) -> str:
 def ask_agent(
     api: Api, conversation: Record, what: str, body: Mapping[str, Any] | None = None
 ) -> Any:
-    """Ask the agent server of a conversation for something, such as `pause`."""
+    """Call an operation of a conversation's agent server, such as `pause`."""
     return api.call("POST", f"{agent_path(conversation)}/{what}", body=dict(body or {}))
 
 
 def state_of(conversation: Record) -> str:
-    """Return the state of the agent, or that of the sandbox where the agent has none."""
+    """Return the state of the agent, or of the sandbox if the agent has none."""
     return str(conversation["execution_status"] or conversation["sandbox_status"].lower())
 
 
 def spent(conversation: Record) -> str:
-    """Return the tokens and the dollars that a conversation has used so far."""
+    """Return a text with the tokens and US dollars that a conversation has used."""
     used = (conversation.get("metrics") or {}).get("accumulated_token_usage") or {}
     tokens = int(used.get("prompt_tokens") or 0) + int(used.get("completion_tokens") or 0)
     cost = cost_of(conversation)
@@ -150,6 +150,6 @@ def spent(conversation: Record) -> str:
 
 
 def cost_of(conversation: Record) -> str:
-    """Return what a conversation has cost so far, in dollars."""
+    """Return the cost of a conversation in US dollars, "" if unknown."""
     cost = (conversation.get("metrics") or {}).get("accumulated_cost")
     return "" if cost is None else f"{cost:.4f}"

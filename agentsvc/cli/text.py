@@ -1,4 +1,4 @@
-"""Plain text for terminals: columns, fields, JSON, yes or no."""
+"""Plain text output: tables, fields and JSON; and the confirmation prompt."""
 
 import json
 import shutil
@@ -13,11 +13,11 @@ from agentsvc.base import now
 from agentsvc.cli import CommandFailed
 
 SHORT_ID: Final = 8
-"""How many characters of an id people are shown; commands take any beginning that is enough."""
+"""Length of shortened ids in tables; commands accept any unique prefix."""
 
-_SHOWN = 60
+_MAX_COLUMN = 60
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
-"""Terminals obey these, too, and JSON does not escape them."""
+"""Control characters that JSON does not escape."""
 
 
 def columns(
@@ -25,7 +25,7 @@ def columns(
 ) -> Iterator[str]:
     """Yield the lines of a table whose columns are as wide as their widest cell.
 
-    What of the last column goes beyond a width is cut off.
+    Lines longer than `width` are truncated.
     """
     table = [[clean(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(head))]
@@ -36,31 +36,31 @@ def columns(
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:
-    """Print rows as a table, or as JSON with the titles of the columns as names."""
+    """Print rows as a table, or as JSON objects with the column titles as keys."""
     shown = list(rows)
     lines = columns(head, shown, width=terminal_width())
     print_found(to_records(head, shown), lines, as_json=as_json)
 
 
 def print_found(found: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print what was found as lines for people, or as the JSON that it came as."""
+    """Print the lines, or with `as_json` the found value as JSON."""
     for line in [json_text(found)] if as_json else lines:
         click.echo(line)
 
 
 def to_records(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, str]]:
-    """Return rows with the titles of their columns as names."""
+    """Return rows as objects with the column titles as keys, in snake case."""
     names = [title.partition(" (")[0].lower().replace(" ", "_") for title in head]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def terminal_width() -> int | None:
-    """Return how wide the terminal is that is written to, None where it is none."""
+    """Return the width of the terminal, or None if standard output is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON that people can read, too."""
+    """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False).translate(_CONTROLS)
 
 
@@ -70,7 +70,7 @@ def json_line(value: Any) -> str:
 
 
 def fields(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each field of a record that says something."""
+    """Yield a line for each field of a record that is not empty."""
     width = max((len(name) for name in record), default=0)
     for name, value in record.items():
         if value not in (None, "", [], {}):
@@ -79,26 +79,26 @@ def fields(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def clean(text: str) -> str:
-    """Return a text on one line, without what would move a cursor."""
+    """Return a text on one line, with control characters replaced by blanks."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def words(status: str) -> str:
-    """Return the status of a start as people write it."""
+    """Return the status of a start in lower case with blanks."""
     return status.lower().replace("_", " ")
 
 
 def short(text: str | None) -> str:
-    """Return as much of a text as a column has room for."""
+    """Return a text truncated to the width of a column."""
     known = clean(text or "")
-    return known if len(known) <= _SHOWN else f"{known[: _SHOWN - 1]}…"
+    return known if len(known) <= _MAX_COLUMN else f"{known[: _MAX_COLUMN - 1]}…"
 
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def ago(text: str | None) -> str:
-    """Return how long ago a time of the API was, as it stands in a column."""
+    """Return the age of an API timestamp, such as `3 h ago`."""
     if not text:
         return ""
     seconds = (now() - datetime.fromisoformat(text)).total_seconds()
@@ -109,15 +109,15 @@ def ago(text: str | None) -> str:
 
 
 def moment(text: str | None) -> str:
-    """Return a time of the API as it stands in a column."""
+    """Return an API timestamp to the minute, for a column."""
     return (text or "")[:16].replace("T", " ")
 
 
 def confirm(question: str, *, is_agreed: bool) -> None:
-    """Ask, unless it is agreed to already; raises CommandFailed where the answer is not yes."""
+    """Ask for confirmation unless `is_agreed`; raises CommandFailed unless confirmed."""
     if is_agreed:
         return
     if not sys.stdin.isatty():
-        raise CommandFailed(f"{question.rstrip('?')}: nobody is there to ask", "agree with --yes")
+        raise CommandFailed(f"{question.rstrip('?')}: not confirmed", "confirm with --yes")
     if not click.confirm(question, err=True):
-        raise CommandFailed("nothing was done")
+        raise CommandFailed("aborted, nothing was changed")

@@ -1,4 +1,4 @@
-"""`agentsvc users`: makes users, changes what they may do, blocks and deletes them; also while the server runs."""
+"""`agentsvc users`: creates, changes, blocks and deletes users, also while the server runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ _MAX = 1_000_000
 
 
 def _limit(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | str | None:
-    """Return the number that an option is, or `none`; None where it is left out."""
+    """Parse a limit: return a number, "none", or None if the option is not given."""
     if text is None or text == _NONE:
         return text
     try:
@@ -39,13 +39,13 @@ def _limit(_ctx: click.Context, _param: click.Parameter, text: str | None) -> fl
     return number
 
 
-def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
-    """Return the same, of what comes as a whole only."""
+def _integer(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    """Parse a limit like `_limit`, for whole numbers only."""
     number = _limit(ctx, param, text)
     if not isinstance(number, float):
         return number
     if number % 1:
-        raise click.BadParameter(f"`{text}` is no whole number")
+        raise click.BadParameter(f"`{text}` is not a whole number")
     return int(number)
 
 
@@ -55,27 +55,27 @@ def _limit_option(name: str, read: Callable[..., Any], text: str) -> Decorator:
 
 @click.group("users", epilog=example("agentsvc users create ann --role viewer"))
 def command() -> None:
-    """Make users, change what they may do, block and delete them.
+    """Create, change, block and delete users.
 
-    Settings, conversations, sandboxes and keys belong to a user, and no user sees another's. An
-    `admin` looks after users and the server as well, a `viewer` changes nothing. A server that runs
-    takes notice at once.
+    Settings, conversations, sandboxes and keys belong to a user, and are not visible to other users.
+    An `admin` also manages users and the server, a `viewer` can only read. A running server applies
+    changes at once.
     """
 
 
 @command.command(epilog=example("agentsvc users create ann --role viewer"))
 @click.argument("name", metavar="NAME")
-@click.option("--role", type=_ROLES, default="member", help="What the user may do.")
+@click.option("--role", type=_ROLES, default="member", help="Role; default: member.")
 @where_options
 def create(name: str, role: str, where: ConfigOptions) -> None:
-    """Add a user; `agentsvc keys create --user NAME` makes a key for the user."""
+    """Create a user. Create keys for the user with `agentsvc keys create --user NAME`."""
     noted = ("users create", name)
     run_on(
         where.data_directory(),
         lambda database: Users(database).create(name, Role(role)),
         noted=noted,
     )
-    click.echo(f"user `{name}` is added as {role}", err=True)
+    click.echo(f"user `{name}` created with role {role}", err=True)
 
 
 @command.command("list", epilog=example("agentsvc users list"))
@@ -92,12 +92,12 @@ def list_users(*, as_json: bool, where: ConfigOptions) -> None:
 
 @command.command("set", epilog=example("agentsvc users set ann --role member"))
 @click.argument("name", metavar="NAME")
-@click.option("--role", type=_ROLES, help="What the user may do from now on.")
-@click.option("--name", "new_name", metavar="TEXT", help="What the user is called from now on.")
-@_limit_option("--running-sandboxes", _whole, "How many may run at the same time.")
-@_limit_option("--conversations-per-hour", _whole, "How many may be started.")
-@_limit_option("--spend-per-day", _limit, "US dollars, of a day of UTC.")
-@_limit_option("--spend-per-month", _limit, "US dollars, of a month of UTC.")
+@click.option("--role", type=_ROLES, help="New role.")
+@click.option("--name", "new_name", metavar="TEXT", help="New name.")
+@_limit_option("--running-sandboxes", _integer, "Maximum number of running sandboxes.")
+@_limit_option("--conversations-per-hour", _integer, "Maximum number of started conversations.")
+@_limit_option("--spend-per-day", _limit, "Maximum US dollars for models per day (UTC).")
+@_limit_option("--spend-per-month", _limit, "Maximum US dollars for models per month (UTC).")
 @where_options
 def change(
     *,
@@ -107,7 +107,7 @@ def change(
     where: ConfigOptions,
     **limits: float | str | None,
 ) -> None:
-    """Give a user another role, name or limits; `none` takes a limit away."""
+    """Change the role, name or limits of a user; `none` removes a limit."""
     patch = UserPatch(
         name=UNSET if new_name is None else new_name, role=Role(role) if role else UNSET
     )
@@ -134,7 +134,7 @@ def change(
 @json_option
 @where_options
 def show(name: str, *, as_json: bool, where: ConfigOptions) -> None:
-    """Show a user, the limits there are, and what was used of them."""
+    """Show a user with limits and current usage."""
 
     async def body(database: Database) -> tuple[User, Quotas, QuotaUse]:
         user, quotas = await Users(database).get_named(name), QuotaStore(database)
@@ -162,7 +162,7 @@ def show(name: str, *, as_json: bool, where: ConfigOptions) -> None:
 @click.argument("name", metavar="NAME")
 @where_options
 def block(name: str, where: ConfigOptions) -> None:
-    """Let a user in no more, with any key; what the user has stays, and goes on running."""
+    """Block a user: reject all of the user's keys. Data is kept, and sandboxes keep running."""
     _block(where, name, noted="users block", is_blocked=True)
     click.echo(f"user `{name}` is blocked", err=True)
 
@@ -171,23 +171,23 @@ def block(name: str, where: ConfigOptions) -> None:
 @click.argument("name", metavar="NAME")
 @where_options
 def unblock(name: str, where: ConfigOptions) -> None:
-    """Let a user in again, with the keys there were."""
+    """Unblock a user: accept the user's keys again."""
     _block(where, name, noted="users unblock", is_blocked=False)
-    click.echo(f"user `{name}` is let in", err=True)
+    click.echo(f"user `{name}` is unblocked", err=True)
 
 
 @command.command(epilog=example("agentsvc users delete ann --with-owned"))
 @click.argument("name", metavar="NAME")
 @click.option(
-    "--with-owned", is_flag=True, help="Conversations, sandboxes and archives go, too, for good."
+    "--with-owned", is_flag=True, help="Also delete conversations, sandboxes and archives."
 )
 @yes_option
 @where_options
 def delete(*, name: str, with_owned: bool, yes: bool, where: ConfigOptions) -> None:
     """Delete a user with keys, settings and secrets.
 
-    What the user owns otherwise is in the way, unless it is to go, too: the user is let in no more, and a
-    server removes it, within the time of a sweep or when it starts, and then the user.
+    Fails if the user owns anything else, unless --with-owned is given: then the user is blocked at
+    once, and a running server deletes these and then the user, at its next sweep or start.
     """
     confirm(f"Delete user `{name}`?", is_agreed=yes)
 
@@ -200,8 +200,8 @@ def delete(*, name: str, with_owned: bool, yes: bool, where: ConfigOptions) -> N
     if deletion.is_over:
         click.echo(f"user `{name}` is deleted", err=True)
         return
-    click.echo(f"user `{name}` is blocked, and goes after {deletion.owned}", err=True)
-    click.echo("hint: a server removes them; `agentsvc users list` shows when it has", err=True)
+    click.echo(f"user `{name}` is blocked, and will be deleted after {deletion.owned}", err=True)
+    click.echo("hint: a server deletes them; `agentsvc users list` shows when it is done", err=True)
 
 
 def _state_of(user: User) -> str:

@@ -351,8 +351,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             other = await self.stores.sandboxes.find_by_key_hash(sha256(key.reveal()), tx)
             if other is not None and other.id != sandbox.id:
                 raise BackendBroken(
-                    "The backend reports the session key of another sandbox",
-                    detail=f"that of {other.id}",
+                    "The backend reports the key of another sandbox", detail=f"that of {other.id}"
                 )
             await self.stores.sandboxes.set_session_key(tx, sandbox.id, key)
 

@@ -104,7 +104,7 @@ def test_a_device_is_no_directory_to_work_on() -> None:
     words = ["run", "task", "--dir", os.devnull, "--url", "http://127.0.0.1:1", "--key", "x"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
-    assert "it is no directory: /dev/null" in result.stderr
+    assert "not a directory: /dev/null" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_file_is_not_read_without_end(words: str, tmp_path: Path) -> None:
     server = {"AGENTSVC_URL": "http://127.0.0.1:1", "AGENTSVC_API_KEY": "key"}
     result = CliRunner(env=server).invoke(cli, [*words.split(), str(file)])
     assert result.exit_code == 1
-    assert result.stderr == f"error: the file has more than 10485760 characters: {file}\n"
+    assert result.stderr == f"error: the file is longer than 10485760 characters: {file}\n"
 
 
 def test_an_empty_task_is_refused() -> None:
@@ -162,7 +162,7 @@ def test_wrong_usage_is_exit_code_2_on_stderr(arguments: list[str]) -> None:
         (OSError(28, "No space left"), f"error: the disk is full\nhint: {HINT_ROOM}\n"),
         (
             UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"),
-            f"error: a text cannot be used: {UnicodeEncodeError('utf-8', chr(0xDCFF), 0, 1, 'no')}\n",
+            f"error: invalid text: {UnicodeEncodeError('utf-8', chr(0xDCFF), 0, 1, 'no')}\n",
         ),
     ],
 )

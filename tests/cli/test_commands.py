@@ -100,7 +100,7 @@ async def test_a_sandbox_that_failed_is_started_again_as_the_hint_says(
     await client.wait_for_sandbox(sandbox["id"], "ERROR")
     refused = await commands("conversations", "send", conversation_id, "and then?")
     assert refused.exit_code == 1
-    assert "does not run: error" in refused.stderr
+    assert "is not running: error" in refused.stderr
     assert f"`agentsvc sandboxes resume {sandbox['id']}`" in refused.stderr
     await commands.good("sandboxes", "resume", sandbox["id"])
     await client.wait_for_sandbox(sandbox["id"], "RUNNING")
@@ -204,8 +204,8 @@ async def test_what_stands_in_the_way_of_a_command_is_said(client: Client) -> No
 
     assert "no key for" in await told("--url", client.base_url)
     assert "--key" in await told("--url", client.base_url, "--key", "x" * 40)
-    assert "no URL of a server" in await told("--url", "ftp://x", "--key", "x")
-    assert "no server answers" in await told("--url", "http://127.0.0.1:1", "--key", "x")
+    assert "is not a server URL" in await told("--url", "ftp://x", "--key", "x")
+    assert "no response from" in await told("--url", "http://127.0.0.1:1", "--key", "x")
 
 
 class Run:
@@ -359,7 +359,7 @@ async def test_confirmations_are_given_with_yes_and_otherwise_end_a_run_that_nob
     assert await run.end() == 0, run.shown
     await run.start("[script:run]\n$ echo one")
     assert await run.end() == 1
-    assert "nobody is there to ask" in run.shown
+    assert "standard input is no terminal" in run.shown
 
 
 async def test_a_run_needs_a_task_that_can_be_done(run: Run) -> None:

@@ -89,7 +89,7 @@ def test_what_cannot_be_looked_at_is_a_problem_and_no_end(tmp_path: Path) -> Non
     found = look(there)
     assert found["permissions"][:2] == (
         "error",
-        f"it cannot be checked: File name too long: {there}",
+        f"the check failed: File name too long: {there}",
     )
     assert found["proxies"][0] == "ok"
 
@@ -98,7 +98,7 @@ def test_people_read_what_is_wrong_and_how_to_fix_it(data_dir: Path, tmp_path: P
     (data_dir / "master.key").chmod(0o644)
     result = call(data_dir, NO_COLOR="1", SSL_CERT_FILE=str(tmp_path / "none.pem"))
     assert result.exit_code == 1
-    assert f"error data directory: others can read {data_dir}/master.key\n" in result.stdout
+    assert f"error data directory: other users can read {data_dir}/master.key\n" in result.stdout
     assert f"      fix: chmod -R go= {data_dir}\n" in result.stdout
     assert "error SSL_CERT_FILE: " in result.stdout
     assert "error: problems found: " in result.stderr
@@ -145,7 +145,7 @@ def test_a_host_that_is_none_is_told(data_dir: Path) -> None:
 def test_a_model_whose_host_has_a_name_that_none_can_have_is_told(data_dir: Path) -> None:
     grade, text, _ = look(data_dir, LLM_BASE_URL=f"http://{'a' * 70}.example/v1")["model"]
     assert grade == "error"
-    assert text.startswith(f"{'a' * 70}.example:80 is not reached: ")
+    assert text.startswith(f"{'a' * 70}.example:80 cannot be reached: ")
     environ = {"LLM_BASE_URL": "https://a.example/v1", "HTTPS_PROXY": "http://b:99999"}
     assert look(data_dir, **environ)["model"][0] == "error"
 
@@ -190,13 +190,13 @@ def test_a_model_that_answers_tells_how_wrong_the_clock_is(data_dir: Path) -> No
         address = f"127.0.0.1:{model.getsockname()[1]}"
         with answering(model, answer):
             found = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
-    assert found["model"] == ("ok", f"{address} answers", "")
+    assert found["model"] == ("ok", f"{address} responds", "")
     assert (found["clock"][0], found["clock"][2]) == ("error", "timedatectl set-ntp true")
     away = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
     assert away["model"][0] == "error"
     assert away["clock"] == (
         "note",
-        "no model has told the time, so there is nothing to compare it with",
+        "no model host has sent its time, so the clock was not compared",
         "timedatectl",
     )
 

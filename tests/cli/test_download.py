@@ -48,7 +48,7 @@ def test_half_a_file_is_told_and_takes_no_place(group: str, sent: bytes, tmp_pat
             file.write_bytes(former)
         result = export(group, str(file), sent)
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: no whole answer comes from http://127.0.0.1:")
+        assert result.stderr.startswith("error: incomplete response from http://127.0.0.1:")
         assert [one.read_bytes() for one in tmp_path.iterdir()] == ([former] if former else [])
 
 
@@ -62,7 +62,7 @@ def test_half_a_refusal_of_files_that_are_sent_is_told(tmp_path: Path) -> None:
     conversation = {"sandbox_id": "s", "conversation_url": "/api/conversations/c"}
     with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, answer):
         api = Api(f"http://127.0.0.1:{listener.getsockname()[1]}", Secret("key"))
-        with pytest.raises(CommandFailed, match="no whole answer comes from"):
+        with pytest.raises(CommandFailed, match="incomplete response from"):
             upload_directory(api, conversation, tmp_path)
 
 

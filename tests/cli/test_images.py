@@ -141,7 +141,7 @@ def test_an_engine_that_does_not_answer_is_an_error_with_a_remedy(
 def test_an_address_that_is_none_is_an_error_with_a_remedy() -> None:
     result = run("list", "--engine", "nonsense")
     assert result.exit_code == 1
-    assert "error: no container engine was found\nhint: start Docker or Podman" in result.output
+    assert "error: no container engine found\nhint: start Docker or Podman" in result.output
 
 
 def test_an_engine_that_ends_in_the_middle_is_an_error_with_a_remedy() -> None:
@@ -168,4 +168,6 @@ def test_what_is_no_engine_is_an_error_with_a_remedy(answer: bytes) -> None:
         with answering(listener, answer):
             result = run("list", "--engine", address)
     assert result.exit_code == 1
-    assert "error: what answers is no container engine\nhint: start Docker" in result.output
+    assert (
+        "error: the address is not that of a container engine\nhint: start Docker" in result.output
+    )

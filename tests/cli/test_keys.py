@@ -67,7 +67,7 @@ def test_a_key_goes_to_a_file_that_is_named_and_to_none_that_is_there(data_dir: 
     before = file.read_text()
     refused = call(data_dir, "create", "--user", "ann", "--output", str(file))
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr == f"error: the file cannot be made: File exists: {file}\n"
+    assert refused.stderr == f"error: the file cannot be created: File exists: {file}\n"
     assert file.read_text() == before
     link = data_dir.parent / "link"
     link.symlink_to(data_dir.parent / "elsewhere")
@@ -106,7 +106,7 @@ def test_a_key_that_standard_output_does_not_take_is_in_a_file(
     [file] = data_dir.glob("key-*")
     assert (made.returncode, file.stat().st_mode & 0o777) == (1, 0o600)
     assert made.stderr.splitlines()[1:] == [
-        f"error: standard output takes nothing ({reason}), it is in {file}"
+        f"error: standard output cannot be written ({reason}), it is in {file}"
     ]
     assert identify(data_dir, file.read_text().strip()).user_name == "ann"
 
@@ -265,7 +265,7 @@ def test_with_several_users_somebody_has_to_be_named(data_dir: Path) -> None:
     refused = keys(data_dir, "approve", login.user_code)
     assert (refused.exit_code, refused.stderr) == (
         1,
-        "error: there are 2 users\nhint: say whose login it is with --user\n",
+        "error: there are 2 users\nhint: choose one with --user\n",
     )
     assert keys(data_dir, "approve", login.user_code, "--user", "bob").exit_code == 0
 
@@ -274,7 +274,7 @@ def test_a_code_nobody_waits_with_is_refused(data_dir: Path) -> None:
     keys(data_dir, "create", "--user", "ann")
     result = keys(data_dir, "approve", "ABCD-EFGH")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: no login waits with the code ABCD-EFGH\nhint: ")
+    assert result.stderr.startswith("error: no login is pending with the code ABCD-EFGH\nhint: ")
 
 
 def test_a_user_who_is_not_there_lets_nobody_in(data_dir: Path) -> None:

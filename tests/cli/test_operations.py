@@ -249,10 +249,10 @@ def test_a_backup_without_the_key_needs_it_again_and_takes_no_other(
         key.write_text(text)
         other = call("restore", file, "--key-file", key, "--data-dir", there)
         assert (other.exit_code, wrong in other.stderr) == (1, True)
-        assert other.stderr.endswith("\nhint: name the one of that installation with --key-file\n")
+        assert other.stderr.endswith("\nhint: pass the key of that installation with --key-file\n")
     os.truncate(key, 11 * 1024 * 1024)
     endless = call("restore", file, "--key-file", key, "--data-dir", there)
-    assert "the file has more than" in endless.stderr
+    assert "the file is longer than" in endless.stderr
     assert not (there / "agentsvc.db").exists()
     good("restore", file, "--key-file", data_dir / "master.key", "--data-dir", there)
     assert model_key(there) == "sk-sealed"
@@ -557,7 +557,7 @@ def test_who_has_no_name_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("getpass.getuser", fail)
     assert call("systemd").stderr.startswith(
-        "error: this user has no name\nhint: name one with --u"
+        "error: the current user has no name\nhint: pass one with --u"
     )
     assert "\nUser=ann\n" in good("systemd", "--user", "ann").stdout
 

@@ -132,7 +132,7 @@ def test_a_backend_that_breaks_the_contract_fails_the_check(config: Path) -> Non
     assert result.exit_code == 1
     assert "failed  delete works in every phase and twice: OrderRejected: never" in result.stdout
     assert " failed, " in result.stdout.splitlines()[-1]
-    assert result.stderr == "error: the backend `absent` does not keep the contract\n"
+    assert result.stderr == "error: the backend `absent` does not fulfil the contract\n"
 
 
 def test_a_backend_that_is_not_configured_cannot_be_checked(config: Path) -> None:

@@ -137,7 +137,7 @@ class Sandbox(Api):
 
 @pytest.mark.parametrize(
     ("is_whole", "told"),
-    [(True, "nobody is there to ask"), (False, "cannot be copied: Permission denied")],
+    [(True, "not confirmed"), (False, "cannot be copied: Permission denied")],
 )
 def test_what_is_not_written_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, *, is_whole: bool
@@ -151,7 +151,7 @@ def test_what_is_not_written_is_kept(
     with pytest.raises(CommandFailed, match=told) as raised:
         download_changes(api, CONVERSATION, there, sent, agrees=not is_whole)
     [kept] = tmp_path.glob("there.*.tar.gz")
-    assert raised.value.hint.endswith(f"what the sandbox sent is in {kept}")
+    assert raised.value.hint.endswith(f"the sandbox's archive is stored in {kept}")
     assert kept.read_bytes() == packed
     assert files_of(there) == ["unreadable"]
 
@@ -160,7 +160,7 @@ def test_what_is_not_wanted_is_kept_with_all_else(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     packed = packed_of({"made": b"", "../outside": b""})
-    with pytest.raises(CommandFailed, match="an unwanted file"):
+    with pytest.raises(CommandFailed, match="an invalid file"):
         download_changes(Sandbox(packed), CONVERSATION, there, {}, agrees=True)
     [kept] = tmp_path.glob("there.*.tar.gz")
     assert kept.read_bytes() == packed
@@ -186,13 +186,13 @@ def test_what_was_not_sent_or_was_changed_here_since_stays(
     sent |= {"same": sum_of["of the user"]}
     names = (".env", "built", "changed", "like", "made", "same", "new")
     made = dict.fromkeys(names, b"of the agent")
-    with pytest.raises(CommandFailed, match="of its files, 3 were changed here"):
+    with pytest.raises(CommandFailed, match="3 files were changed locally"):
         download_changes(Sandbox(packed_of(made)), CONVERSATION, there, sent, agrees=True)
     said = capsys.readouterr().err
-    assert "left as it is, since it was not copied: .env" in said
+    assert "not overwritten, since it was not uploaded: .env" in said
     assert "built" not in said
     kept = dict.fromkeys(("changed", "deleted", "made"), "of the user")
-    assert said.count("left as it is, since it was changed here meanwhile: ") == len(kept)
+    assert said.count("not overwritten, since it was changed locally: ") == len(kept)
     written = dict.fromkeys(("built", "like", "same", "new"), "of the agent")
     texts = {one.name: one.read_text() for one in there.iterdir() if one.is_file()}
     assert texts == kept | written | {".env": "of the user", ".gitignore": ".env\nbuilt\n"}
@@ -210,7 +210,7 @@ def test_what_git_ignores_is_not_sent_where_git_does_not_say_what_that_is(tmp_pa
     (tmp_path / ".git/index").write_text("no index")
     for directory in (tmp_path, tmp_path / "below"):
         api = Sandbox(b"")
-        with pytest.raises(CommandFailed, match="git does not say"):
+        with pytest.raises(CommandFailed, match="git cannot list"):
             upload_directory(api, CONVERSATION, directory)
         assert api.sent == b""
 

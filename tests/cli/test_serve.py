@@ -199,7 +199,7 @@ def test_a_first_key_that_cannot_be_kept_is_not_made(start: Start, tmp_path: Pat
     in_the_way = tmp_path / "data" / "first-key"
     in_the_way.mkdir(mode=0o700, parents=True)
     result = refused(tmp_path, "--port", "0")
-    assert (result.returncode, "the first key cannot be kept" in result.stderr) == (1, True)
+    assert (result.returncode, "the first key cannot be stored" in result.stderr) == (1, True)
     in_the_way.rmdir()
     server = start()
     assert server.status_for(server.first_key) == 200
@@ -288,7 +288,7 @@ def test_a_bootstrap_key_that_comes_too_late_is_noted(start: Start) -> None:
     assert second.status_for(BOOTSTRAP_KEY) == 401
     assert second.status_for(first.first_key) == 200
     second.stop()
-    assert "note: the bootstrap key is not used" in second.process.communicate()[1]
+    assert "note: the bootstrap key is ignored" in second.process.communicate()[1]
 
 
 def test_the_bootstrap_key_of_the_first_start_is_not_noted_at_the_second(start: Start) -> None:
@@ -378,7 +378,7 @@ def test_a_start_that_is_refused_makes_nothing(tmp_path: Path) -> None:
     assert result.stderr == (
         "error: AGENTSVC_BOOTSTRAP_KEY must have at least 32 characters,"
         " all of them ASCII letters, digits or signs\n"
-        "hint: make one with: openssl rand -hex 32\n"
+        "hint: create one with: openssl rand -hex 32\n"
     )
     assert not (tmp_path / "data").exists()
 
@@ -392,7 +392,7 @@ def test_a_port_that_is_taken_is_one_line_with_the_remedy(tmp_path: Path) -> Non
     # Before it there may be a warning of the Python that runs this.
     assert result.stderr.endswith(
         f"error: port {port} on 127.0.0.1 is already in use\n"
-        f"hint: stop what listens there, or choose another port: --port {port % 65535 + 1}\n"
+        f"hint: stop the program there, or choose another port: --port {port % 65535 + 1}\n"
     )
     assert not (tmp_path / "data").exists()
 

@@ -41,4 +41,4 @@ def test_the_command_makes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     below = tmp_path / "file" / "below"
     below.parent.touch()
     stuck = runner.invoke(cli, ["plugins", "new", "vm", "--directory", str(below)])
-    assert (stuck.exit_code, "cannot be made" in stuck.output) == (1, True)
+    assert (stuck.exit_code, "cannot be created" in stuck.output) == (1, True)

@@ -48,7 +48,7 @@ def test_a_conversation_whose_sandbox_is_gone_can_be_forked() -> None:
     with pytest.raises(CommandFailed) as woken:
         wake(Api("http://127.0.0.1:1", Secret("key")), gone)
     for error in (raised.value, woken.value):
-        assert error.hint == "`agentsvc conversations fork c1` goes on in a new one"
+        assert error.hint == "continue in a new one with `agentsvc conversations fork c1`"
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,26 @@ def ask(url: str, *arguments: str, key: str = "key") -> Result:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (b"200 OK\r\n\r\n<html>", " is no agentsvc server\nhint: see whether it runs, and"),
-        (b"200 OK\r\n\r\n\xff", " is no agentsvc server\n"),
-        (b"200 OK\r\n\r\n" + b"[" * 100_000, " is no agentsvc server\n"),
-        (b"200 OK\r\n\r\n{}", " is no agentsvc server\n"),
-        (b"200 OK\r\n\r\n[]", " is no agentsvc server\n"),
+        (b"200 OK\r\n\r\n<html>", " is not an agentsvc server\nhint: check that it runs, and"),
+        (b"200 OK\r\n\r\n\xff", " is not an agentsvc server\n"),
+        (b"200 OK\r\n\r\n" + b"[" * 100_000, " is not an agentsvc server\n"),
+        (b"200 OK\r\n\r\n{}", " is not an agentsvc server\n"),
+        (b"200 OK\r\n\r\n[]", " is not an agentsvc server\n"),
         (b"200 OK\r\nContent-Length: 9\r\n\r\n{", ": IncompleteRead(1 bytes read, 8 "),
         (b"502 Bad\r\nContent-Length: 9\r\n\r\n{", ": IncompleteRead(1 bytes read, 8 "),
         (
             b"301 Moved\r\nLocation: https://a.example/api\r\n\r\n",
-            "does not say why\nhint: it sends on to https://a.example/api; see whether --url is",
+            "and no reason\nhint: it redirects to https://a.example/api; check that --url is",
         ),
-        (b'422 No\r\n\r\n{"detail":[1]}', "error: the server answers 422, and does not say why"),
-        (b'422 No\r\n\r\n{"detail":[{"loc":1}]}', "error: the server answers 422, and does not"),
-        (b"500 No\r\n\r\n" + b"[" * 100_000, "error: the server answers 500, and does not say"),
+        (
+            b'422 No\r\n\r\n{"detail":[1]}',
+            "error: the server responded with status 422 and no reason",
+        ),
+        (
+            b'422 No\r\n\r\n{"detail":[{"loc":1}]}',
+            "error: the server responded with status 422 and no",
+        ),
+        (b"500 No\r\n\r\n" + b"[" * 100_000, "error: the server responded with status 500 and no"),
     ],
 )
 def test_what_is_no_answer_of_a_server_is_told_in_one_line(answer: bytes, told: str) -> None:
@@ -115,7 +121,7 @@ def test_nobody_is_logged_in_at_what_is_no_server(
         with answering(listener, b"HTTP/1.1 200 OK\r\n\r\n" + answer):
             result = CliRunner().invoke(cli, ["login", url, "--key", "key"])
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: what answers at {url} is no agentsvc server\n")
+    assert result.stderr.startswith(f"error: the server at {url} is not an agentsvc server\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -135,13 +141,13 @@ def test_an_empty_key_does_not_ask_for_a_browser(key: str) -> None:
 def test_what_is_no_url_is_told(url: str) -> None:
     result = ask(url, "status")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: `{url}` is no URL of a server\n")
+    assert result.stderr.startswith(f"error: `{url}` is not a server URL\n")
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
     result = ask("http://me:hunter2@127.0.0.1:1", "status")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: a URL takes no user name and no password\n")
+    assert result.stderr.startswith("error: the URL must not contain a user name or password\n")
     assert "hunter2" not in result.output
 
 
@@ -152,7 +158,7 @@ def test_what_is_no_url_is_told_before_its_key_is_missed(tmp_path: Path) -> None
     )
     assert (result.exit_code, result.stderr.splitlines()[0]) == (
         1,
-        "error: `foo` is no URL of a server",
+        "error: `foo` is not a server URL",
     )
 
 
@@ -164,11 +170,11 @@ def test_no_server_is_denied_where_nobody_can_look(tmp_path: Path) -> None:
 
 
 def test_a_host_with_a_name_that_none_can_have_is_told() -> None:
-    assert ask("http://a..b", "status").stderr.startswith("error: no server answers at http://a..b")
+    assert ask("http://a..b", "status").stderr.startswith("error: no response from http://a..b")
 
 
 @pytest.mark.parametrize("key", ["oh-\u20ac", "oh-\n1"])
 def test_what_cannot_be_a_key_is_told_and_not_shown(key: str) -> None:
     result = ask("http://127.0.0.1:1", "status", key=key)
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: the key has characters that no key has\nhint: ")
+    assert result.stderr.startswith("error: the key contains invalid characters\nhint: ")

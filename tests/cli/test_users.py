@@ -41,7 +41,7 @@ def test_a_user_is_made_given_another_role_and_name_and_listed(data_dir: Path) -
     run(data_dir, "users", "create", "boss", "--role", "admin")
     made = run(data_dir, "users", "create", "ann", "--role", "viewer")
     assert (made.exit_code, made.stdout) == (0, "")
-    assert made.stderr == "user `ann` is added as viewer\n"
+    assert made.stderr == "user `ann` created with role viewer\n"
     key = key_of(data_dir, "ann")
     assert identify(data_dir, key).role is Role.VIEWER
 
@@ -60,14 +60,14 @@ def test_a_blocked_user_is_not_let_in_until_unblocked(data_dir: Path) -> None:
     with pytest.raises(NotAuthenticated):
         identify(data_dir, key)
     assert " blocked 2" in run(data_dir, "users", "list").stdout
-    assert run(data_dir, "users", "unblock", "ann").stderr == "user `ann` is let in\n"
+    assert run(data_dir, "users", "unblock", "ann").stderr == "user `ann` is unblocked\n"
     assert identify(data_dir, key).user_name == "ann"
 
 
 def test_a_user_is_deleted_with_the_keys_and_the_name_is_free_again(data_dir: Path) -> None:
     key = key_of(data_dir, "ann")
     asked = run(data_dir, "users", "delete", "ann")
-    assert (asked.exit_code, "agree with --yes" in asked.stderr) == (1, True)
+    assert (asked.exit_code, "confirm with --yes" in asked.stderr) == (1, True)
     deleted = run(data_dir, "users", "delete", "ann", "--yes")
     assert (deleted.exit_code, deleted.stderr) == (0, "user `ann` is deleted\n")
     with pytest.raises(NotAuthenticated):
@@ -83,7 +83,7 @@ def test_a_user_who_owns_something_waits_for_a_server_to_remove_it(data_dir: Pat
     assert refused.exit_code == 1
     assert refused.stderr.startswith("error: `ann` owns 1 archive: delete that first, or all")
     asked = run(data_dir, "users", "delete", "ann", "--with-owned", "--yes")
-    assert asked.stderr.startswith("user `ann` is blocked, and goes after 1 archive\n")
+    assert asked.stderr.startswith("user `ann` is blocked, and will be deleted after 1 archive\n")
     assert "being deleted" in run(data_dir, "users", "show", "ann").stdout
     let_in = run(data_dir, "users", "unblock", "ann")
     assert (let_in.exit_code, "is being deleted" in let_in.stderr) == (1, True)

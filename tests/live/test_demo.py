@@ -96,7 +96,7 @@ def test_the_demo_shows_an_agent_at_work_and_leaves_nothing(
         assert text in demo.shown
     assert re.search(r"\| Hello from Linux", demo.shown)
     assert '\n  | print("Hello, world!")\n' in demo.shown
-    assert re.search(r"all of it +\d+\.\d\d s\n$", demo.shown)
+    assert re.search(r"total +\d+\.\d\d s\n$", demo.shown)
     assert "\x1b" not in demo.shown
     assert demo.leftovers() == []
 
@@ -119,8 +119,8 @@ def test_a_demo_of_root_without_bubblewrap_says_what_to_install(tmp_path: Path) 
     stderr = demo.process.communicate()[1]
     assert demo.process.returncode == 1
     assert stderr == (
-        "error: sandboxes cannot be isolated: bubblewrap is not installed, and as root nothing else"
-        " holds them\nhint: apt install bubblewrap, or run the server as an ordinary user\n"
+        "error: sandboxes cannot be isolated: bubblewrap is not installed, and root has no other"
+        " isolation\nhint: apt install bubblewrap, or run the server as an ordinary user\n"
     )
     assert demo.leftovers() == []
 

@@ -46,7 +46,7 @@ async def test_what_an_agent_asks_is_confirmed_and_rejected(client: LiveClient) 
     await client.wait_for_execution(conversation_id, "idle")
     again = await called(client, "conversations", "reject", short)
     assert again.exit_code == 1
-    assert "asks for no confirmation" in again.stderr
+    assert "waits for no confirmation" in again.stderr
     rejections = [
         one
         for one in await client.events(conversation_id)
@@ -80,6 +80,6 @@ async def test_a_chat_takes_messages_and_orders(client: LiveClient) -> None:
     talked = await called(client, "chat", "--id", conversation_id[:12], typed=typed)
     assert talked.exit_code == 0, talked.output
     assert "finished, " in talked.stderr
-    assert "there is no `/nonsense`" in talked.stderr
+    assert "unknown command `/nonsense`" in talked.stderr
     await client.wait_for_execution(conversation_id, "finished")
     await client.until(conversation_id, lambda events: WORDS in json.dumps(events))

@@ -1,4 +1,4 @@
-"""`agentsvc demo`: a whole conversation on real parts, with nothing set up and nothing left behind."""
+"""`agentsvc demo`: a complete conversation on a temporary server, with a scripted model."""
 
 import asyncio
 import json
@@ -33,20 +33,20 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @click.command("demo", epilog=example("agentsvc demo --keep"))
 @click.option(
-    "--keep", is_flag=True, help="Leave the server up until Ctrl-C, with commands to try."
+    "--keep", is_flag=True, help="Keep the server running until Ctrl-C, and print commands to try."
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
     metavar="N",
-    help="Port of the server; otherwise any free one.",
+    help="Port of the server; default: any free one.",
 )
 def command(*, keep: bool, port: int) -> None:
-    """Show one agent at work, on a server made for it and removed after it.
+    """Show one agent at work, on a temporary server that is removed afterwards.
 
-    The agent, its sandbox and its tools are real. Only the language model plays a script, so
-    neither a key nor the network is needed.
+    The agent, its sandbox and its tools are real. Only the language model is scripted, so neither an
+    API key nor network access is needed.
     """
     check_installed(
         "the demo",
@@ -64,7 +64,7 @@ def command(*, keep: bool, port: int) -> None:
 
 
 class _Demo:
-    """One run of the demo: what it has measured so far, and where it shows itself."""
+    """One run of the demo: its screen, and the measured durations."""
 
     def __init__(self, screen: Screen, directory: Path, *, port: int) -> None:
         self._screen = screen
@@ -75,7 +75,7 @@ class _Demo:
         self._key_file = Path()
 
     async def run(self, *, keep: bool) -> None:
-        """Show everything; whatever happens, nothing is left running afterwards."""
+        """Run the demo; the server is stopped in any case."""
         _cancel_on_signal()
         key = new_key("asvc_")
         async with ScriptedModel() as model, self._server(key) as url:
@@ -106,7 +106,7 @@ class _Demo:
             self._screen.line(f"\n  {url}, everything it keeps is in {self._directory}\n")
             yield url
         except CommandFailed:
-            click.echo(f"the server's last words:\n{server.last_log_lines()}\n", err=True)
+            click.echo(f"the server's last log lines:\n{server.last_log_lines()}\n", err=True)
             raise
         finally:
             self._screen.busy("")
@@ -140,12 +140,12 @@ class _Demo:
             async with asyncio.timeout(_LONGEST_SECONDS):
                 await self._show_events(api, conversation_id, events)
         except TimeoutError as exc:
-            raise CommandFailed("the agent does not come to an end") from exc
+            raise CommandFailed("the agent did not finish in time") from exc
         self._stages.append(("the agent's work", monotonic() - began))
         self._screen.busy("")
         outcome, path = find_outcome(events), find_created_file(events)
         if outcome != "finished" or path is None:
-            raise CommandFailed(f"the agent did not do its work, its run ended with: {outcome}")
+            raise CommandFailed(f"the agent did not finish, its run ended with: {outcome}")
         self._screen.title("The file that it wrote, read from its sandbox")
         text = await asyncio.to_thread(read_file, api, conversation_id, path)
         self._screen.file(path, text)
@@ -178,16 +178,16 @@ class _Demo:
         self._screen.title("How long it took")
         rows = [(name, f"{took:.2f} s") for name, took in self._stages]
         total = f"{monotonic() - self._began:.2f} s"
-        self._screen.table(("Stage", "Time"), [*rows, ("all of it", total)])
+        self._screen.table(("Stage", "Time"), [*rows, ("total", total)])
 
 
 async def ask(api: Api, method: str, path: str, **asked: Any) -> Any:
-    """Return what the server answers; the model, which is in this process, goes on meanwhile."""
+    """Call the server in a thread, because the scripted model runs in this event loop."""
     return await asyncio.to_thread(api.call, method, path, **asked)
 
 
 async def follow_start(api: Api, task: Record) -> AsyncIterator[Record]:
-    """Yield the start task each time its status has changed; READY or ERROR is the last."""
+    """Yield the start task after each change of its status, until READY or ERROR."""
     yield task
     while task["status"] not in {"READY", "ERROR"}:
         await asyncio.sleep(_POLL_SECONDS)
@@ -198,11 +198,11 @@ async def follow_start(api: Api, task: Record) -> AsyncIterator[Record]:
 
 
 async def follow_events(api: Api, conversation_id: str) -> AsyncGenerator[Event]:
-    """Yield each event of a conversation as soon as the server has it; there is no end."""
+    """Yield each event of a conversation as soon as the server has it, without end."""
     path = f"{V1}/conversation/{conversation_id}/events/search"
     seen: set[str] = set()
     while True:
-        # Deliveries may be out of order, so the search starts anew each time.
+        # Events may arrive out of order, so each search starts at the beginning.
         for event in await asyncio.to_thread(lambda: list(api.pages(path))):
             if event["id"] not in seen:
                 seen.add(event["id"])
@@ -211,16 +211,16 @@ async def follow_events(api: Api, conversation_id: str) -> AsyncGenerator[Event]
 
 
 def read_file(api: Api, conversation_id: str, path: str) -> str:
-    """Return a file as it lies in the sandbox, asked of the agent server there."""
+    """Return the text of a file in the sandbox, downloaded from its agent server."""
     sandbox_id = find_conversation(api, conversation_id)["sandbox_id"]
     place = f"/sandboxes/{sandbox_id}/agent/api/file/download"
     return b"".join(api.parts(place, {"path": path})).decode()
 
 
 def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tuple[str, str]]:
-    """Return shell commands for both generations of the API, each with what it does.
+    """Return shell commands for both generations of the API, each with a description.
 
-    They read the key from its file, so that no log of what was shown has it.
+    They read the key from its file, so that the printed commands do not contain it.
     """
     message = user_message("Once more.")
     key = f"$(cat {shlex.quote(str(key_file))})"
@@ -241,7 +241,7 @@ def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tupl
 
 
 def _cancel_on_signal() -> None:
-    """Let the first signal cancel the current task; later ones wait for the removal to end."""
+    """Cancel the current task on the first signal; ignore later ones, during the removal."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
 

@@ -1,4 +1,4 @@
-"""`agentsvc doctor`: checks all that a server needs of its machine, and names the fix for each problem."""
+"""`agentsvc doctor`: checks the requirements of a server on this machine, and suggests fixes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -37,10 +37,10 @@ _CHECKS: Final[tuple[Check, ...]] = (
 @json_option
 @where_options
 def command(*, as_json: bool, where: ConfigOptions) -> None:
-    """Check this machine for problems, and name the command that fixes each of them.
+    """Check this machine for problems, and print the command that fixes each of them.
 
-    Models are looked for at the addresses in the settings of all users, and at LLM_BASE_URL; nothing
-    is asked of them. The exit code is 1 if there is an error.
+    Tests whether the models in the settings of all users, and LLM_BASE_URL, can be reached; sends no
+    prompts. The exit code is 1 if there is an error.
     """
     loaded = where.load()
     data_directory = data_dir_of(loaded)
@@ -54,15 +54,15 @@ def command(*, as_json: bool, where: ConfigOptions) -> None:
         click.echo(json_text(msgspec.to_builtins(found)))
     problems = sum(finding.grade is Severity.BAD for finding in found)
     if problems:
-        raise CommandFailed(f"problems found: {problems}", "each is listed with its fix")
+        raise CommandFailed(f"problems found: {problems}", "the fix of each is listed above")
 
 
 def _findings(check: Check, config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
-    """Yield what a check finds; what it may not look at is a problem itself, and no end."""
+    """Yield the findings of a check; an OSError becomes a finding itself."""
     try:
         yield from check(config, data_directory)
     except OSError as exc:
-        text = f"it cannot be checked: {exc.strerror or exc}: {exc.filename or data_directory.path}"
+        text = f"the check failed: {exc.strerror or exc}: {exc.filename or data_directory.path}"
         yield bad(check.__name__.removeprefix("check_"), text, hint_against(exc))
 
 

@@ -1,4 +1,4 @@
-"""Checks of what is around the machine: proxies, certificate authorities, models, the clock."""
+"""Checks of the environment: proxies, certificate authorities, models and the clock."""
 
 import asyncio
 import base64
@@ -43,10 +43,10 @@ _HTTP_PORTS: Final = (80, 11434)
 
 
 def check_proxies(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether the proxies that the environment names answer, and leave this machine out."""
+    """Check that the proxies in the environment respond, and that NO_PROXY excludes this machine."""
     named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
     if not named:
-        yield fine("proxies", "the environment names none")
+        yield fine("proxies", "none in the environment")
         return
     for name, url in named.items():
         yield _check_proxy(name, url)
@@ -54,13 +54,13 @@ def check_proxies(_config: Config, _data_directory: DataDirectory) -> Iterator[F
     hosts = {host.strip() for host in direct.split(",")}
     if hosts.isdisjoint({"127.0.0.1", "localhost", "*"}):
         remedy = f"export NO_PROXY=localhost,127.0.0.1{',' if direct else ''}{direct}"
-        yield bad("NO_PROXY", "programs would look for this machine behind the proxy", remedy)
+        yield bad("NO_PROXY", "requests to this machine would go to the proxy", remedy)
     else:
         yield fine("NO_PROXY", direct)
 
 
 def check_authorities(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether the certificate authorities that the environment names can be read."""
+    """Check that the certificate authorities in the environment can be loaded."""
     named = {name: os.environ[name] for name in _AUTHORITIES if os.environ.get(name)}
     if not named:
         yield fine("certificate authorities", "those of the system")
@@ -69,17 +69,17 @@ def check_authorities(_config: Config, _data_directory: DataDirectory) -> Iterat
             context = ssl.create_default_context(cafile=file)
             count = context.cert_store_stats()["x509_ca"]
         except OSError as exc:
-            text = f"{file} cannot be used: {exc.strerror or exc}"
-            yield bad(name, text, f"unset {name}, or name a file of PEM certificates")
+            text = f"{file} cannot be loaded: {exc.strerror or exc}"
+            yield bad(name, text, f"unset {name}, or set it to a file of PEM certificates")
         else:
             yield fine(name, f"{file}, {count} authorities")
     directory = os.environ.get("SSL_CERT_DIR", "")
     if directory and not all(Path(one).is_dir() for one in directory.split(":")):
-        yield bad("SSL_CERT_DIR", f"{directory} is not there", "unset SSL_CERT_DIR")
+        yield bad("SSL_CERT_DIR", f"{directory} does not exist", "unset SSL_CERT_DIR")
 
 
 def check_models(_config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether the models of all users are reached, and compare clocks with them."""
+    """Check that the models of all users can be reached, and compare the clock with theirs."""
     try:
         hosts = (
             asyncio.run(_model_hosts(data_directory)) if data_directory.database.exists() else set()
@@ -95,16 +95,16 @@ def check_models(_config: Config, data_directory: DataDirectory) -> Iterator[Fin
     hosts.discard("")
     if not hosts:
         remedy = "agentsvc settings set llm_model anthropic/claude-sonnet-4-5"
-        yield note("model", "no user has set one whose address is known", remedy)
+        yield note("model", "no user has configured one with a known address", remedy)
     found = [finding for host in sorted(hosts) for finding in _check_model(host)]
     yield from found
     if not any(finding.name == "clock" for finding in found):
-        text = "no model has told the time, so there is nothing to compare it with"
+        text = "no model host has sent its time, so the clock was not compared"
         yield note("clock", text, "timedatectl")
 
 
 def _parts_of(proxy: str) -> tuple[str, int, dict[str, str]]:
-    """Return host and port of a proxy, and the headers that let this machine through."""
+    """Return host and port of a proxy, and its authentication headers."""
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     login = unquote(f"{parts.username or ''}:{parts.password or ''}")
     basic = base64.b64encode(login.encode()).decode()
@@ -116,9 +116,9 @@ def _check_proxy(name: str, url: str) -> Finding:
     try:
         host, port, _ = _parts_of(url)
         with closing(socket.create_connection((host, port), timeout=_ANSWER_SECONDS)):
-            return fine(name, f"{host}:{port} answers")
+            return fine(name, f"{host}:{port} responds")
     except (OSError, ValueError) as exc:
-        return bad(name, f"the proxy does not answer: {exc}", f"repair the proxy, or unset {name}")
+        return bad(name, f"the proxy does not respond: {exc}", f"fix the proxy, or unset {name}")
 
 
 async def _model_hosts(data_directory: DataDirectory) -> set[str]:
@@ -137,18 +137,18 @@ def _check_model(address: str) -> Iterator[Finding]:
     except ssl.SSLCertVerificationError as exc:
         text = f"the certificate of {address} is not trusted: {exc.verify_message}"
         yield bad(
-            "model", text, "export SSL_CERT_FILE=FILE with the authority of your network in it"
+            "model", text, "export SSL_CERT_FILE=FILE, a file with the authority of your network"
         )
     except (OSError, ValueError, http.client.HTTPException) as exc:
-        look = "look at the base URL with `agentsvc settings get llm_base_url`"
-        yield bad("model", f"{address} is not reached: {exc}", f"{look}, or: curl -v {host}")
+        look = "check the base URL with `agentsvc settings get llm_base_url`"
+        yield bad("model", f"{address} cannot be reached: {exc}", f"{look}, or: curl -v {host}")
     else:
-        yield fine("model", f"{address} answers")
+        yield fine("model", f"{address} responds")
         yield from _compare_clocks(address, date)
 
 
 def _ask_time(host: str, port: int) -> str:
-    """Return the time that a server says it is; whatever else it answers does not matter."""
+    """Return the Date header of a server's response, whatever its status."""
     proxy = next((os.environ[name] for name in _PROXIES if os.environ.get(name)), "")
     is_plain = port in _HTTP_PORTS or host == "localhost" or host.startswith("127.")
     connection: http.client.HTTPConnection
@@ -171,7 +171,7 @@ def _compare_clocks(address: str, date: str) -> Iterator[Finding]:
     except (TypeError, ValueError):
         return
     if skew > _SKEW:
-        text = f"it differs from that of {address} by {skew.total_seconds():.0f} s"
+        text = f"it differs from the clock of {address} by {skew.total_seconds():.0f} s"
         yield bad("clock", text, "timedatectl set-ntp true")
     else:
-        yield fine("clock", f"as that of {address}")
+        yield fine("clock", f"agrees with {address}")

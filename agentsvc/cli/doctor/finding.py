@@ -14,7 +14,7 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was checked; `remedy` is a command or an action where there is one."""
+    """The result of a check; `remedy` is a command or an action that fixes it, if any."""
 
     name: str
     grade: Severity
@@ -23,15 +23,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fine(name: str, text: str) -> Finding:
-    """Return a check that passed."""
+    """Return the finding of a passed check."""
     return Finding(name=name, grade=Severity.FINE, text=text)
 
 
 def note(name: str, text: str, remedy: str = "") -> Finding:
-    """Return something a server can do without."""
+    """Return the finding of a limitation that a server can do without."""
     return Finding(name=name, grade=Severity.NOTE, text=text, remedy=remedy)
 
 
 def bad(name: str, text: str, remedy: str) -> Finding:
-    """Return a problem that keeps a server from working or from being safe."""
+    """Return the finding of a problem that prevents a server from working or being safe."""
     return Finding(name=name, grade=Severity.BAD, text=text, remedy=remedy)

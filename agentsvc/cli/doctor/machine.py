@@ -1,4 +1,4 @@
-"""Checks of the machine itself: programs, packages, room, rights."""
+"""Checks of the machine itself: Python, packages, isolation, port, disk space, permissions."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ _ANSWER_SECONDS: Final = 5.0
 
 
 def check_python(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """Look at the version of Python."""
+    """Check the version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     if _OLDEST_PYTHON <= sys.version_info[:2] < _TOO_NEW_PYTHON:
         yield fine("python", f"{version}, {sys.executable}")
@@ -54,7 +54,7 @@ def check_python(_config: Config, _data_directory: DataDirectory) -> Iterator[Fi
 
 
 def check_extras(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """Look which extras are installed."""
+    """Check which extras are installed."""
     for extra, (package, consequence) in _EXTRAS.items():
         try:
             yield fine(f"extra {extra}", f"{package} {metadata.version(package)}")
@@ -63,7 +63,7 @@ def check_extras(_config: Config, _data_directory: DataDirectory) -> Iterator[Fi
 
 
 def check_isolation(config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether each backend in use isolates and limits sandboxes as it is made to."""
+    """Check that each backend in use provides its default isolation and the configured limits."""
     try:
         found, health_of, blocked = asyncio.run(_protections(config))
     except StartFailed as exc:
@@ -74,11 +74,11 @@ def check_isolation(config: Config, _data_directory: DataDirectory) -> Iterator[
     for one in found:
         yield _isolation(one)
         if one.not_limited:
-            text = f"by default nothing limits: {', '.join(one.not_limited)}"
+            text = f"default limits not enforced: {', '.join(one.not_limited)}"
             remedy = "run the server as root, or as a systemd service with Delegate=yes"
             yield note(f"limits of `{one.backend}`", text, remedy)
         else:
-            yield fine(f"limits of `{one.backend}`", ", ".join(one.limits) or "none are wanted")
+            yield fine(f"limits of `{one.backend}`", ", ".join(one.limits) or "none configured")
     for backend, (no_swap, no_disk) in blocked.items():
         yield from _paused_memory(config, backend, no_swap, no_disk)
     for backend, health in health_of.items():
@@ -89,7 +89,7 @@ def check_isolation(config: Config, _data_directory: DataDirectory) -> Iterator[
 async def _protections(
     config: Config,
 ) -> tuple[list[Protection], Mapping[str, Health], Mapping[str, tuple[str, str]]]:
-    """Return how sandboxes are held, each backend's health, and why paused ones' memory stays."""
+    """Return protections, health by backend, and by backend why it cannot reclaim or hibernate."""
     config = _with_internal_url(config)
     async with opened(load_plugins(config), config) as registry:
         health_of = await registry.probe()
@@ -99,9 +99,9 @@ async def _protections(
 
 
 def _with_internal_url(config: Config) -> Config:
-    """Return the configuration with the URL that a server gives its sandboxes, where it can be known."""
+    """Return the configuration with the internal URL that a server would use, if it can be derived."""
     url, server = config.server.internal_url, config.server
-    # Its own port may be taken, by the server itself.
+    # Bind to port 0, because the configured port may be in use by the server itself.
     with contextlib.suppress(StartFailed), bind(server.host, 0) as listener:
         url = url or f"{url_of(listener).rpartition(':')[0]}:{server.port}"
     server = msgspec.structs.replace(server, internal_url=url)
@@ -109,13 +109,13 @@ def _with_internal_url(config: Config) -> Config:
 
 
 def _paused_memory(config: Config, backend: str, no_swap: str, no_disk: str) -> Iterator[Finding]:
-    """Say of which rest that is wanted a backend has less, and why."""
+    """Yield the configured idle rules that a backend cannot apply to memory, and why."""
     name = f"paused memory of `{backend}`"
     if config.sandboxes.reclaim_after_seconds and no_swap:
         text = f"`sandboxes.reclaim_after_seconds` only pauses: {no_swap}"
         yield note(name, text, "set `pause_after_seconds`")
     if config.sandboxes.hibernate_after_seconds and no_disk:
-        instead = "pauses" if no_swap else "pushes memory out to swap"
+        instead = "pauses" if no_swap else "moves memory to swap"
         text = f"`sandboxes.hibernate_after_seconds` only {instead}: {no_disk}"
         yield note(name, text, "read docs/how-to/idle.md")
 
@@ -130,10 +130,10 @@ def _isolation(one: Protection) -> Finding:
 
 
 def check_cgroups(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether limits of memory, processor and processes can be enforced."""
+    """Check that limits of memory, processor time and processes can be enforced."""
     own = _own_group()
     if own is None:
-        text = "there is no cgroup of version 2, so limits of sandboxes may not be enforced"
+        text = "cgroups v2 are not available, so limits of sandboxes may not be enforced"
         yield note("cgroups", text, "boot with systemd.unified_cgroup_hierarchy=1")
         return
     try:
@@ -142,7 +142,7 @@ def check_cgroups(_config: Config, _data_directory: DataDirectory) -> Iterator[F
         known = frozenset()
     remedy = "run the server as a systemd service with Delegate=yes"
     if not os.access(own, os.W_OK):
-        text = f"{own} cannot be written, so limits of sandboxes are not enforced"
+        text = f"{own} is not writable, so limits of sandboxes are not enforced"
         yield note("cgroups", text, remedy)
     elif missing := _CONTROLLERS - known:
         text = f"{own} has no controller for: {', '.join(sorted(missing))}"
@@ -152,16 +152,16 @@ def check_cgroups(_config: Config, _data_directory: DataDirectory) -> Iterator[F
 
 
 def check_engine(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether a container engine answers."""
+    """Check that a container engine responds."""
     named = os.environ.get("DOCKER_HOST", "")
     if named and not named.startswith("unix://"):
-        yield note("container engine", f"DOCKER_HOST is {named}, which is not tried here")
+        yield note("container engine", f"DOCKER_HOST is {named}, which is not checked")
         return
     found = next((path for path in _SOCKETS if Path(path).exists()), "")
     path = named.removeprefix("unix://") or found
     if not path:
-        remedy = "apt-get install docker.io, or leave it: sandboxes are processes then"
-        yield note("container engine", "none was found", remedy)
+        remedy = "apt-get install docker.io, or do without: sandboxes are then processes"
+        yield note("container engine", "none found", remedy)
         return
     try:
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
@@ -174,14 +174,14 @@ def check_engine(_config: Config, _data_directory: DataDirectory) -> Iterator[Fi
         remedy = f"usermod -aG docker {user}, then log in again"
         yield note("container engine", f"this user may not open {path}", remedy)
     except OSError as exc:
-        yield note("container engine", f"{path} does not answer: {exc}", "systemctl start docker")
+        yield note("container engine", f"{path} does not respond: {exc}", "systemctl start docker")
     else:
-        text = f"{path} answers" if is_good else f"{path} is not a container engine"
+        text = f"{path} responds" if is_good else f"{path} is not a container engine"
         yield fine("container engine", text) if is_good else note("container engine", text)
 
 
 def check_port(config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether the server's port is free, or the server has it."""
+    """Check that the server's port is free, or used by the server itself."""
     host, port = config.server.host, config.server.port
     if data_directory.is_in_use():
         yield fine("port", "a server runs on the data directory")
@@ -195,7 +195,7 @@ def check_port(config: Config, data_directory: DataDirectory) -> Iterator[Findin
 
 
 def check_disk(_config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
-    """See how much room is left."""
+    """Check the free disk space."""
     usage = shutil.disk_usage(_existing(data_directory.path))
     text = f"{usage.free / (1 << 30):.1f} GiB free for {data_directory.path}"
     remedy = "agentsvc prune --sandboxes-idle-for 4w --dry-run"
@@ -208,15 +208,15 @@ def check_disk(_config: Config, data_directory: DataDirectory) -> Iterator[Findi
 
 
 def check_permissions(_config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
-    """See whether the data directory is this user's, and nobody else's."""
+    """Check that the data directory belongs to this user and is not accessible to others."""
     path = data_directory.path
     if not path.exists():
         parent = _existing(path)
         if os.access(parent, os.W_OK | os.X_OK):
-            yield fine("data directory", f"{path} is made at the first start")
+            yield fine("data directory", f"{path} will be created at the first start")
         else:
-            remedy = "choose another one with --data-dir"
-            yield bad("data directory", f"{path} cannot be made in {parent}", remedy)
+            remedy = "choose another directory with --data-dir"
+            yield bad("data directory", f"{path} cannot be created in {parent}", remedy)
         return
     shown = shlex.quote(str(path))
     if path.stat().st_uid != os.getuid():
@@ -226,13 +226,13 @@ def check_permissions(_config: Config, data_directory: DataDirectory) -> Iterato
     checked = (path, data_directory.master_key, data_directory.database, data_directory.command_key)
     for file in checked:
         if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
-            yield bad("data directory", f"others can read {file}", f"chmod -R go= {shown}")
+            yield bad("data directory", f"other users can read {file}", f"chmod -R go= {shown}")
             return
     yield fine("data directory", str(path))
 
 
 def _own_group() -> Path | None:
-    """Return the directory of this process' cgroup of version 2, or None."""
+    """Return the directory of this process's cgroup v2, or None."""
     try:
         lines = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:

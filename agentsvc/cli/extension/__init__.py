@@ -1,4 +1,4 @@
-"""Public: what subcommands of plugins are made of."""
+"""Public API for the subcommands of plugins."""
 
 from typing import Final
 
@@ -45,4 +45,4 @@ from agentsvc.config import settings_of as settings_of
 from agentsvc.storage import Installation as Installation
 
 VERSION: Final = __version__
-"""That of agentsvc."""
+"""The version of agentsvc."""

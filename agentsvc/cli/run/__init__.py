@@ -1,4 +1,4 @@
-"""`agentsvc run`: one conversation in the terminal, on a server that runs or on one made for it."""
+"""`agentsvc run`: one conversation in the terminal, on a running server or on a private one."""
 
 import asyncio
 import importlib
@@ -22,13 +22,13 @@ from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, find_api, server_options
 
 _MODEL_HINT: Final = (
-    "name it with --model and put its key into LLM_API_KEY,"
+    "pass --model and set LLM_API_KEY,"
     " or start a server with `agentsvc serve` and use `agentsvc settings set`"
 )
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options say of the conversation."""
+    """The options that describe the conversation."""
 
     task: str
     repository: str | None = None
@@ -52,38 +52,38 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--repo", "repository", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME."
 )
-@click.option("--branch", metavar="NAME", help="Branch to begin with.")
+@click.option("--branch", metavar="NAME", help="Branch to check out.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="PATH",
-    help="Work on a copy of this directory; what was changed is brought back at the end.",
+    help="Work on a copy of this directory; changed files are copied back at the end.",
 )
 @click.option(
-    "--model", metavar="NAME", help="Language model; otherwise LLM_MODEL or the settings."
+    "--model", metavar="NAME", help="Language model; default: that of the settings, or LLM_MODEL."
 )
-@click.option("--base-url", metavar="URL", help="Where the model is, for a private server.")
+@click.option("--base-url", metavar="URL", help="URL of the model's API, for a private server.")
 @click.option("--title", metavar="TEXT", help="Title of the conversation.")
-@click.option("--private", is_flag=True, help="Use a server of its own even though one runs.")
+@click.option("--private", is_flag=True, help="Use a private server even if one runs.")
 @click.option("--delete", is_flag=True, help="Delete the conversation and its sandbox at the end.")
-@click.option("--yes", "agrees", is_flag=True, help="Agree to whatever is asked.")
+@click.option("--yes", "agrees", is_flag=True, help="Confirm all questions and agent actions.")
 @json_option
 @server_options
 def command(
     *, task: str, private: bool, delete: bool, server: ServerChoice, **options: Any
 ) -> None:
-    """Let an agent do TASK, and show what it does; `-` reads it from standard input.
+    """Let an agent do TASK, and show its events; `-` reads TASK from standard input.
 
-    It runs on the server that is named, else on the one beside this command, else on one that is
-    made for it and removed after it. Ctrl-C interrupts the agent, a second one leaves. The exit code
-    is 0 if the agent finished.
+    The conversation runs on the server of the options or the login, otherwise on the one that uses
+    the data directory, otherwise on a private server that is removed afterwards. Ctrl-C interrupts
+    the agent, a second Ctrl-C leaves. The exit code is 0 if the agent finished.
     """
     if options["repository"] and options["directory"]:
-        raise click.UsageError("a repository and a directory cannot be worked on at a time")
+        raise click.UsageError("--repo and --dir cannot be used together")
     if options["directory"] and not options["directory"].is_dir():
-        # Of what is no file either, click takes all, such as `/dev/null`.
-        raise click.UsageError(f"it is no directory: {options['directory']}")
+        # click accepts special files such as `/dev/null`, which are neither file nor directory.
+        raise click.UsageError(f"not a directory: {options['directory']}")
     text = sys.stdin.read() if task == "-" else task
     if not text.strip():
         raise click.UsageError("the task is empty")
@@ -103,30 +103,30 @@ def command(
 
 
 def model_of(wanted: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the model for a private server; raises CommandFailed without one."""
+    """Return the model settings of a private server; raises CommandFailed without model or key."""
     model = wanted.model or environ.get("LLM_MODEL", "")
     vendor = model.partition("/")[0].upper().replace("-", "_")
     key = environ.get("LLM_API_KEY") or environ.get(f"{vendor}_API_KEY", "")
     base_url = wanted.base_url or environ.get("LLM_BASE_URL", "")
     if not model or not (key or base_url):
         missing = "a model" if not model else "a key"
-        raise CommandFailed(f"no server runs, and one for this task needs {missing}", _MODEL_HINT)
+        raise CommandFailed(f"no server runs, and a private one needs {missing}", _MODEL_HINT)
     given = {"llm_model": model, "llm_api_key": key, "llm_base_url": base_url}
     return {name: value for name, value in given.items() if value}
 
 
 @contextmanager
 def _private_server() -> Iterator[Api]:
-    """Give a server of its own; nothing of it is left afterwards."""
+    """Start a private server inside the context, and remove it afterwards."""
     private: Any = importlib.import_module("agentsvc.cli.private")
     private.check_installed(
-        "a server for this task", "install the extra `agent`, or name a server with --url and --key"
+        "a private server", "install the extra `agent`, or pass a server with --url and --key"
     )
     directory = Path(tempfile.mkdtemp(prefix="agentsvc-run-"))
     key = new_key("asvc_")
     server = private.PrivateServer(directory, key, port=0)
     try:
-        click.echo("starting a server for this task …", err=True)
+        click.echo("starting a private server …", err=True)
         server.start(asyncio.run(private.choose_isolation(directory)))
         try:
             url = server.read_url()

@@ -1,4 +1,4 @@
-"""Carries out one task: starts its conversation, follows it, brings its files back."""
+"""Runs one task: starts its conversation, follows it, and copies its files back."""
 
 import http.client
 from contextlib import suppress
@@ -15,7 +15,7 @@ from agentsvc.cli.text import clean
 
 
 def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
-    """Let an agent do a task, show it, and say how it ended; raises CommandFailed if it failed."""
+    """Run a task, show its events, and report its outcome; raises CommandFailed if it failed."""
     view = View(as_json=options.as_json)
     conversation = start(api, options, view)
     watch = ConversationWatch(api, conversation, view, agrees=options.agrees)
@@ -28,7 +28,7 @@ def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
             try:
                 send_message(api, conversation["id"], options.task)
             except RequestRefused as exc:
-                # A proxy that gives up says nothing of what the server does.
+                # After a 5xx, as of a proxy that timed out, the server may still process the message.
                 has_work = exc.status >= http.client.INTERNAL_SERVER_ERROR
                 raise
         outcome = watch.follow()
@@ -42,7 +42,7 @@ def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
     finally:
         view.busy("")
         if is_removed and has_work:
-            view.say("it is not deleted: what the agent did was not brought back")
+            view.say("the conversation is not deleted: the agent's work was not copied back")
         elif is_removed:
             with suppress(CommandFailed):
                 api.call("DELETE", f"{CONVERSATIONS}/{conversation['id']}")
@@ -52,7 +52,7 @@ def _show_changes(api: Api, conversation: Record, view: View) -> None:
     try:
         changes = api.call("GET", f"{CONVERSATIONS}/{conversation['id']}/git/changes")
     except RequestRefused as exc:
-        view.say(f"what was changed cannot be listed: {exc.message}")
+        view.say(f"changed files cannot be listed: {exc.message}")
         return
     for change in changes:
         click.echo(f"{change['status'].lower()}: {clean(change['path'])}", err=True)

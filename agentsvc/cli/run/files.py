@@ -1,4 +1,4 @@
-"""A directory of this machine in a sandbox: a copy there, and what was changed brought back."""
+"""Copies a local directory into a sandbox, and changed files back."""
 
 import contextlib
 import hashlib
@@ -27,17 +27,17 @@ _COMMAND_SECONDS: Final = 120
 _SHOWN: Final = 3
 _GIT: Final = ".git"
 _BARE: Final = ("HEAD", "objects", "refs")
-"""What git takes a directory for a repository by."""
+"""Names by which git recognizes a directory as a bare repository."""
 
 type Checksums = dict[str, str]
-"""The files of a directory by relative path, each with the sum of what is in it."""
+"""The SHA-256 of each file of a directory, by relative path."""
 
 
 def upload_directory(api: Api, conversation: Record, directory: Path) -> Checksums:
-    """Put a copy of a directory into the sandbox's, and return what it holds.
+    """Upload a copy of a directory into the sandbox; return the checksums of its files.
 
-    In a git repository only what git does not ignore is copied, and its history. Raises CommandFailed
-    where git does not say what that is.
+    In a git repository, files that git ignores are not copied, but `.git` is. Raises CommandFailed if
+    git cannot list the files, or there are too many.
     """
     names = sorted(_list_files(directory))
     if len(names) > _MAX_FILES:
@@ -50,20 +50,20 @@ def upload_directory(api: Api, conversation: Record, directory: Path) -> Checksu
 def download_changes(
     api: Api, conversation: Record, directory: Path, sent: Checksums, *, agrees: bool
 ) -> None:
-    """Write what the agent changed into the directory, after asking.
+    """Write files that the agent changed into the directory, after confirmation.
 
-    A repository stays as it is here, also one within: git runs what its configuration names. So does
-    what was not sent, or was changed here since. Raises CommandFailed where something cannot be
-    written; all that the sandbox sent is kept then.
+    Repository metadata is never written, not even in subdirectories, because git executes programs
+    named in its configuration. Files that were not uploaded, or were changed locally since, are not
+    overwritten. If something cannot be written, stores the sandbox's archive and raises CommandFailed.
     """
     packed, failure = _Workspace(api, conversation).download()
     if failure is not None:
-        # What is missing in it is not to be taken for deleted.
-        raise CommandFailed(failure.message, _keep(packed, directory)) if packed else failure
+        # The archive is incomplete, so missing files must not count as deleted.
+        raise CommandFailed(failure.message, _store(packed, directory)) if packed else failure
     try:
         changed, deleted = find_changes(directory, dict(read_files(packed)), sent)
     except CommandFailed as exc:
-        raise CommandFailed(exc.message, _keep(packed, directory)) from exc
+        raise CommandFailed(exc.message, _store(packed, directory)) from exc
     if not changed and not deleted:
         click.echo("no file was changed", err=True)
         return
@@ -71,48 +71,48 @@ def download_changes(
         click.echo(f"{'changed' if name in sent else 'new'}: {clean(name)}", err=True)
     for name in deleted:
         click.echo(f"deleted: {clean(name)}", err=True)
-    question = f"Write this to {directory}?"
+    question = f"Write these changes to {directory}?"
     if not agrees and not sys.stdin.isatty():
-        # The agent's work is done and paid for.
-        hint = f"agree with --yes; {_keep(packed, directory)}"
-        raise CommandFailed(f"{question.rstrip('?')}: nobody is there to ask", hint)
+        # Keep the agent's work, which was paid for.
+        hint = f"confirm with --yes; {_store(packed, directory)}"
+        raise CommandFailed(f"{question.rstrip('?')}: not confirmed", hint)
     confirm(question, is_agreed=agrees)
     wanted = {name: _checksum(data) for name, (data, _) in changed.items()}
     others = {
         name
         for name in (*changed, *deleted)
-        if _is_other(directory / name, {sent.get(name), wanted.get(name)})
+        if _differs(directory / name, {sent.get(name), wanted.get(name)})
     }
     for name in sorted(others):
-        click.echo(f"left as it is, since it was changed here meanwhile: {clean(name)}", err=True)
-    failures = [f"of its files, {len(others)} were changed here meanwhile"] if others else []
+        click.echo(f"not overwritten, since it was changed locally: {clean(name)}", err=True)
+    failures = [f"{len(others)} files were changed locally meanwhile"] if others else []
     failures += apply_changes(
         directory,
         {name: file for name, file in changed.items() if name not in others},
         [name for name in deleted if name not in others],
     )
     if failures:
-        reason = f"not everything was written to {directory}: {'; '.join(failures[:_SHOWN])}"
-        raise CommandFailed(reason, _keep(packed, directory))
+        reason = f"not all changes were written to {directory}: {'; '.join(failures[:_SHOWN])}"
+        raise CommandFailed(reason, _store(packed, directory))
     click.echo(f"written to {directory}", err=True)
 
 
 def apply_changes(
     directory: Path, changed: Mapping[str, tuple[bytes, int]], deleted: Iterable[str]
 ) -> list[str]:
-    """Delete files below a directory, then write others; return what went wrong with some of them."""
+    """Delete files below a directory, then write changed ones; return the error messages."""
     failures: list[str] = []
     gone = list(deleted)
     for name in gone:
-        with _noting(failures, name):
+        with _collecting_errors(failures, name):
             remove_file(directory, name)
     for name in gone:
         if not changed.keys().isdisjoint(_parents(name)):
             _remove_empty(directory, name)
     for name, (data, mode) in changed.items():
-        with _noting(failures, name):
+        with _collecting_errors(failures, name):
             write_file(directory, name, data, mode)
-    # Only now: one that gets another file keeps its rights.
+    # Last, so that a directory that gets a new file keeps its permissions.
     for name in gone:
         _remove_empty(directory, name)
     return failures
@@ -125,31 +125,31 @@ def _remove_empty(directory: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _noting(failures: list[str], name: str) -> Iterator[None]:
+def _collecting_errors(failures: list[str], name: str) -> Iterator[None]:
     try:
         yield
     except CommandFailed as exc:
         failures.append(exc.message)
     except (OSError, ValueError, RuntimeError) as exc:
-        # A name that no file can have, or a link to itself.
+        # An invalid file name, or a symlink loop.
         failures.append(f"{clean(name)}: {getattr(exc, 'strerror', None) or exc}")
 
 
 def find_changes(
     directory: Path, found: Mapping[str, tuple[bytes, int]], sent: Checksums
 ) -> tuple[dict[str, tuple[bytes, int]], list[str]]:
-    """Return which files are new or other than they were sent, and which are deleted.
+    """Return the files that are new or differ from the uploaded ones, and the deleted ones.
 
-    Those are left out that are here and are not sent, such as what git ignores, and those that lie
-    where git would take a directory for a bare repository, as in `.git`. Raises CommandFailed where
-    git does not say what it ignores.
+    Excludes files that exist locally and were not uploaded, such as ignored ones, and files in
+    directories that git would recognize as a bare repository. Raises CommandFailed if git cannot list
+    the files.
     """
     own = {name for name in found if name not in sent and _is_file(directory / name)}
-    # What was made here meanwhile would be sent by now.
+    # Files created locally since the upload would be uploaded by now, so they are not excluded.
     own = own.difference(_list_files(directory) if own else ())
-    differing = [name for name in own if _is_other(directory / name, {_checksum(found[name][0])})]
+    differing = [name for name in own if _differs(directory / name, {_checksum(found[name][0])})]
     for name in sorted(differing):
-        click.echo(f"left as it is, since it was not copied: {clean(name)}", err=True)
+        click.echo(f"not overwritten, since it was not uploaded: {clean(name)}", err=True)
     changed = {
         name: file
         for name, file in found.items()
@@ -168,7 +168,7 @@ def find_changes(
 
     bare = {path for name in (*changed, *deleted) for path in _parents(name) if is_repository(path)}
     for path in sorted(bare):
-        click.echo(f"left as it is, since git takes it for a repository: {clean(path)}", err=True)
+        click.echo(f"not changed, since git would use it as a repository: {clean(path)}", err=True)
     return (
         {name: file for name, file in changed.items() if bare.isdisjoint(_parents(name))},
         [name for name in deleted if bare.isdisjoint(_parents(name))],
@@ -176,7 +176,7 @@ def find_changes(
 
 
 def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
-    """Yield the plain files of an archive that came from a sandbox; raises CommandFailed."""
+    """Yield the regular files of a sandbox's archive, without `.git`; raises CommandFailed."""
     total = 0
     try:
         archive = TarStream(Gunzip(io.BytesIO(packed)))
@@ -186,20 +186,20 @@ def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
                 continue
             total += member.size
             if total > MAX_BYTES or not is_inside(name):
-                raise CommandFailed(f"the sandbox sent an unwanted file: {clean(name)}")
+                raise CommandFailed(f"the sandbox sent an invalid file: {clean(name)}")
             yield name, (b"".join(archive.parts(member)), member.mode & 0o777)
     except BadTar as exc:
-        raise CommandFailed(f"the sandbox did not send its files: {exc}") from exc
+        raise CommandFailed(f"the sandbox sent an invalid archive: {exc}") from exc
 
 
 def is_inside(name: str) -> bool:
-    """Tell whether a path of an archive stays below the directory it is for."""
+    """Return whether a path of an archive stays below its target directory."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and name not in ("", ".")
 
 
 def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
-    """Write one file below a directory, and never through a link; raises CommandFailed or OSError."""
+    """Write a file below a directory, never through a symlink; raises CommandFailed or OSError."""
     file = _path_below(directory, name)
     draft = file.with_name(f".agentsvc-{new_id()}")
     try:
@@ -213,12 +213,12 @@ def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
 
 
 def remove_file(directory: Path, name: str) -> None:
-    """Delete one file below a directory."""
+    """Delete a file below a directory, if it exists."""
     _path_below(directory, name).unlink(missing_ok=True)
 
 
 def _path_below(directory: Path, name: str) -> Path:
-    """Return the place of a file; raises CommandFailed where a link leads elsewhere."""
+    """Return the path of a file; raises CommandFailed if a symlink leads out of the directory."""
     root = directory.resolve()
     file = root / name
     if not file.parent.resolve().is_relative_to(root) or not is_inside(name):
@@ -226,15 +226,15 @@ def _path_below(directory: Path, name: str) -> Path:
     return file
 
 
-def _keep(packed: bytes, directory: Path) -> str:
+def _store(packed: bytes, directory: Path) -> str:
     place = directory.resolve()
     kept = place.with_name(f"{place.name}.{new_id()}.tar.gz")
     try:
         with os.fdopen(create_private(kept), "wb") as opened:
             opened.write(packed)
     except OSError as exc:
-        return f"what the sandbox sent cannot be kept either: {exc.strerror}: {kept}"
-    return f"what the sandbox sent is in {kept}"
+        return f"the sandbox's archive cannot be stored either: {exc.strerror}: {kept}"
+    return f"the sandbox's archive is stored in {kept}"
 
 
 def _parents(name: str) -> list[str]:
@@ -249,8 +249,8 @@ def _is_file(path: Path) -> bool:
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
 
 
-def _is_other(path: Path, checksums: set[str | None]) -> bool:
-    """Tell whether there is a file, and it has another sum than these."""
+def _differs(path: Path, checksums: set[str | None]) -> bool:
+    """Return whether a file exists and has none of these checksums."""
     if not path.is_file():
         return _is_file(path)
     try:
@@ -276,9 +276,9 @@ def _list_files(directory: Path) -> Iterator[str]:
         check=False,
     )
     if listed.returncode != 0:
-        # Such as in one of another user: what it ignores, secrets among it, would be copied, too.
+        # As in a repository of another user. Copying all files would include ignored secrets.
         said = os.fsdecode(listed.stderr).strip()
-        raise CommandFailed(f"git does not say what to copy of {directory}", said)
+        raise CommandFailed(f"git cannot list the files of {directory}", said)
     yield from (os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
     if (directory / _GIT).is_dir():
         yield from _files_below(directory / _GIT, directory)
@@ -322,7 +322,7 @@ class _Workspace:
         self._packed = f"{sandbox['working_dir']}/{self._name}"
 
     def upload(self, packed: bytes) -> None:
-        """Unpack an archive into it."""
+        """Upload an archive and unpack it there."""
         boundary = new_id()
         head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="files"\r\n'
@@ -340,10 +340,10 @@ class _Workspace:
         )
 
     def download(self) -> tuple[bytes, CommandFailed | None]:
-        """Return an archive of it, and why not all of it is in there."""
+        """Return an archive of the directory, and the error if it is incomplete."""
         failure = None
         where, what = shlex.quote(self._directory), shlex.quote(self._packed)
-        # Made beforehand, lest tar see the directory change by its own archive, which it refuses.
+        # Create the archive first: tar fails if the directory changes while it is read.
         packing = f": >{what} && tar {SPARSE} -czf {what} --exclude=./.git --exclude={self._name} ."
         try:
             self._run(f"cd {where} && {packing}")

@@ -1,4 +1,4 @@
-"""Starts and follows one conversation in a terminal: asks to confirm, takes interruptions."""
+"""Starts and follows one conversation in a terminal: asks for confirmation, handles Ctrl-C."""
 
 import sys
 import time
@@ -28,15 +28,15 @@ from agentsvc.cli.text import SHORT_ID, clean, json_line, words
 
 _POLL_SECONDS: Final = 0.2
 _NOTABLE_PART: Final = 10
-"""A stage is named if the start took at most so many times as long."""
+"""A stage is listed if it took at least the total divided by this number."""
 _RETRY_SECONDS: Final = 0.5
 _MAX_FAILURES: Final = 120
-"""A server restarts within the minute that so many take."""
+"""Reconnects for about a minute, in which a server can restart."""
 _REJECTED: Final = "The user rejected this action."
 
 
 class RunOutcome(StrEnum):
-    """How it ended."""
+    """How following a conversation ended."""
 
     FINISHED = "finished"
     ERROR = "error"
@@ -46,7 +46,7 @@ class RunOutcome(StrEnum):
 
 
 class View:
-    """Where a conversation is shown: as notes for people, or line by line in JSON for programs."""
+    """Output of a conversation: notes for people, or JSON lines for programs."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -64,7 +64,7 @@ class View:
             self._screen.note(note)
 
     def delta(self, text: str) -> None:
-        """Show some more of what the model is saying, where that can be taken back."""
+        """Append to the model's partial answer, if the screen can show one."""
         if self._screen is not None and text:
             self._draft += printable(text)
             self._screen.draft(self._draft)
@@ -75,24 +75,24 @@ class View:
             self._screen.draft("")
 
     def line(self, record: Mapping[str, Any]) -> None:
-        """Print a record for programs; people get to know of it otherwise."""
+        """Print a record as a JSON line; does nothing without `as_json`."""
         if self.as_json:
             click.echo(json_line(record))
 
     def busy(self, text: str) -> None:
-        """Show what is going on, where that can be taken back."""
+        """Show a progress text, if the screen can erase it later; an empty text erases it."""
         if self._screen is not None:
             self._end_draft()
             self._screen.busy(text)
 
     def say(self, text: str) -> None:
-        """Tell a person something that is not part of the conversation."""
+        """Print a message that is not part of the conversation to standard error."""
         self.busy("")
         click.echo(printable(text), err=True)
 
 
 def start(api: Api, options: RunOptions, view: View) -> Record:
-    """Start the conversation and return it once it is ready."""
+    """Start a conversation and return it once it is ready."""
     body: dict[str, Any] = {
         "selected_repository": options.repository,
         "selected_branch": options.branch,
@@ -106,7 +106,7 @@ def start(api: Api, options: RunOptions, view: View) -> Record:
 
 
 def wait_until_ready(api: Api, task: Record, view: View) -> Record:
-    """Show how a start goes on, and return its conversation; raises CommandFailed if it fails."""
+    """Show the progress of a start, and return its conversation; raises CommandFailed on failure."""
     status = ""
     while True:
         if task["status"] != status:
@@ -124,7 +124,7 @@ def wait_until_ready(api: Api, task: Record, view: View) -> Record:
 
 
 def describe_duration(stages: list[Record]) -> str:
-    """Return what a start took, and which of its stages took a notable part of that."""
+    """Return a text with the duration of a start, and of its longest stages."""
     times = {stage["status"]: stage["duration_ms"] or 0 for stage in stages}
     total = sum(times.values())
     long = {name: ms for name, ms in times.items() if ms * _NOTABLE_PART >= total > 0}
@@ -133,7 +133,7 @@ def describe_duration(stages: list[Record]) -> str:
 
 
 class ConversationWatch:
-    """One conversation that is being followed."""
+    """Follows one conversation until its agent is done."""
 
     def __init__(self, api: Api, conversation: Record, view: View, *, agrees: bool) -> None:
         self._api = api
@@ -148,13 +148,13 @@ class ConversationWatch:
         self._pending: dict[str, Event] = {}
 
     def skip_past_events(self) -> None:
-        """Show only what comes from now on."""
+        """Skip the stored events, so that only new ones are shown."""
         for message in self._events.read():
             if message.type == "ready":
                 return
 
     def follow(self) -> RunOutcome:
-        """Show the conversation until the agent is done, or whoever watches leaves."""
+        """Show events until the agent is done or the user leaves; reconnects to the stream."""
         failures, pause = 0, 0.0
         while True:
             seen = self._events.last
@@ -168,15 +168,15 @@ class ConversationWatch:
                 failures = failures + 1 if self._events.last == seen else 0
                 if failures > _MAX_FAILURES:
                     hint = f"agentsvc conversations follow {self._conversation['id']}"
-                    reason = f"the server went away: {exc}"
-                    raise CommandFailed(reason, f"see what became of it with `{hint}`") from exc
+                    reason = f"the connection to the server was lost: {exc}"
+                    raise CommandFailed(reason, f"follow it again with `{hint}`") from exc
             except KeyboardInterrupt:
                 outcome = self._interrupt()
             if outcome is not None:
                 return outcome
 
     def _read(self) -> RunOutcome | None:
-        """Read the stream to its end; it goes on behind the last event when it is read again."""
+        """Read the stream to its end; the next call continues after the last event."""
         self._is_live = False
         for message in self._events.read():
             outcome = self._handle(message)
@@ -210,7 +210,7 @@ class ConversationWatch:
         self._view.event(event)
 
     def _handle_status(self) -> RunOutcome | None:
-        """Do what the state that the agent is in asks for."""
+        """React to the agent's execution status; return the outcome once there is one."""
         self._is_settled = True
         match self._status:
             case "finished" | "error" | "stuck":
@@ -220,7 +220,7 @@ class ConversationWatch:
             case "paused" if self._is_interrupted:
                 return self._ask_for_message()
             case "paused":
-                self._view.say("paused; `agentsvc conversations resume` lets it go on")
+                self._view.say("paused; resume it with `agentsvc conversations resume`")
             case "running":
                 self._view.busy("working, Ctrl-C interrupts")
             case _:
@@ -232,7 +232,7 @@ class ConversationWatch:
         agreed = self._agrees
         if not agreed:
             if not sys.stdin.isatty():
-                self._view.say("the agent asks for a confirmation, and nobody is there to ask")
+                self._view.say("the agent waits for confirmation; standard input is no terminal")
                 return RunOutcome.LEFT
             names = clean(", ".join(str(one.get("tool_name")) for one in self._pending.values()))
             try:
@@ -244,7 +244,7 @@ class ConversationWatch:
         return None if agreed else self._ask_for_message()
 
     def _interrupt(self) -> RunOutcome | None:
-        """Break off what the agent does; whoever interrupts it twice leaves."""
+        """Interrupt the agent; the second time, leave."""
         if self._is_interrupted:
             return RunOutcome.LEFT
         self._is_interrupted = True
@@ -256,13 +256,13 @@ class ConversationWatch:
         return None
 
     def _ask_for_message(self) -> RunOutcome | None:
-        """Ask what to tell an agent that waits; with nothing to tell, leave."""
+        """Prompt for a message to a waiting agent; an empty message leaves."""
         self._view.busy("")
         if not sys.stdin.isatty():
             return RunOutcome.LEFT
         try:
             text = click.prompt(
-                "Tell the agent (nothing leaves)", default="", show_default=False, err=True
+                "Message to the agent (empty to leave)", default="", show_default=False, err=True
             )
         except click.Abort:
             return RunOutcome.LEFT
@@ -284,14 +284,14 @@ def send_and_follow(api: Api, conversation: Record, text: str, *, as_json: bool)
 
 
 def follow_on(api: Api, conversation: Record, *, as_json: bool) -> None:
-    """Follow a conversation from what has happened so far; raises CommandFailed unless it succeeds."""
+    """Follow a conversation from its first event; raises CommandFailed unless it succeeds."""
     view = View(as_json=as_json)
     watch = ConversationWatch(api, conversation, view, agrees=False)
     report_outcome(api, conversation, watch.follow(), view)
 
 
 def report_outcome(api: Api, conversation: Record, outcome: RunOutcome, view: View) -> None:
-    """Say how it ended and what it has cost; raises CommandFailed unless the agent is done."""
+    """Print the outcome and the cost; raises CommandFailed unless the agent finished."""
     view.busy("")
     is_there = outcome is not RunOutcome.DELETED
     latest = find_conversation(api, conversation["id"]) if is_there else conversation
@@ -300,12 +300,12 @@ def report_outcome(api: Api, conversation: Record, outcome: RunOutcome, view: Vi
     used = spent(latest)
     click.echo(f"conversation {conversation['id']}" + (f", {used}" if used else ""), err=True)
     if is_there:
-        click.echo(f"see it: {api.url}/#/c/{conversation['id']}", err=True)
+        click.echo(f"view:     {api.url}/#/c/{conversation['id']}", err=True)
     if outcome is RunOutcome.FINISHED:
         short_id = conversation["id"][:SHORT_ID]
-        click.echo(f"go on:  agentsvc conversations send {short_id} TEXT --follow", err=True)
+        click.echo(f"continue: agentsvc conversations send {short_id} TEXT --follow", err=True)
     if outcome is RunOutcome.LEFT:
-        hint = f"it can go on with `agentsvc conversations send {conversation['id']} TEXT --follow`"
-        raise CommandFailed("the agent is not done", hint)
+        hint = f"continue with `agentsvc conversations send {conversation['id']} TEXT --follow`"
+        raise CommandFailed("the agent has not finished", hint)
     if outcome is not RunOutcome.FINISHED:
-        raise CommandFailed(f"the agent has not done its work, its run ended with: {outcome}")
+        raise CommandFailed(f"the agent did not finish, its run ended with: {outcome}")

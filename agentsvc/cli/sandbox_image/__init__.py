@@ -1,7 +1,7 @@
-"""Our own sandbox image: what it is made of, and how an engine is asked to build it.
+"""The sandbox image: its recipe, and building it with a container engine.
 
-The recipe is the Containerfile beside this file. What is here needs no engine until it is asked
-for one, and the client library only then.
+The recipe is the Containerfile beside this file. The engine's client library is imported only when an
+engine is used.
 """
 
 from agentsvc.cli.sandbox_image.build import BuiltImage, build, listed

@@ -1,4 +1,4 @@
-"""Asks an engine to build the sandbox image, and what it has of it. Needs the extra `docker`."""
+"""Builds and lists sandbox images with a container engine. Needs the extra `docker`."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ type Report = Callable[[str], None]
 
 
 class BuiltImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One image that an engine has."""
+    """An image in an engine's store."""
 
     name: str
     id: str
@@ -35,9 +35,9 @@ class BuiltImage(msgspec.Struct, frozen=True, kw_only=True):
 async def build(
     recipe: Recipe, name: str, *, engine: str | None, anew: bool, report: Report
 ) -> tuple[BuiltImage, bool]:
-    """Return the image and whether it had to be built; one of the same recipe is kept.
+    """Return the image and whether it was built; an existing image of the same recipe is reused.
 
-    Says each step as it begins. Raises StartFailed with what the engine said last.
+    Reports each step as it begins. Raises StartFailed with the engine's last output.
     """
     async with _connected(engine) as docker:
         found = await _find(docker, name)
@@ -56,21 +56,21 @@ async def build(
                 forcerm=True,
                 stream=True,
             ):
-                _note(line, last, report)
+                _collect_output(line, last, report)
         except docker.error as exc:
             raise StartFailed(
-                f"the image could not be built: {_shown(str(exc))}",
-                hint="\n".join(_shown(text) for text in last[-_LAST_LINES:]) or "ask the engine",
+                f"the image could not be built: {_redacted(str(exc))}",
+                hint="\n".join(_redacted(text) for text in last[-_LAST_LINES:]) or "see its log",
             ) from exc
-        await _forget_stages(docker)
+        await _remove_stages(docker)
         built = await _find(docker, name)
         if built is None:
-            raise StartFailed(f"the engine has built the image and does not have it: {name}")
+            raise StartFailed(f"the image was built, but the engine does not list it: {name}")
         return built, True
 
 
 async def listed(*, engine: str | None) -> list[BuiltImage]:
-    """Return the images an engine has that were built from this recipe or an older one."""
+    """Return the engine's images that were built from this recipe or an older one."""
     async with _connected(engine) as docker:
         found = await docker.images.list(filters={"label": [LABEL]})
         return [
@@ -92,26 +92,26 @@ async def _connected(engine: str | None) -> AsyncIterator[Any]:
     try:
         docker: Any = aiodocker.Docker(url=engine)
     except (AssertionError, ValueError) as exc:
-        raise StartFailed("no container engine was found", hint=_HINT) from exc
+        raise StartFailed("no container engine found", hint=_HINT) from exc
     docker.error = aiodocker.DockerError
     try:
         await _check(docker)
         yield docker
     except (OSError, ClientError, aiodocker.DockerError) as exc:
-        raise StartFailed(f"the container engine does not answer: {exc}", hint=_HINT) from exc
+        raise StartFailed(f"the container engine does not respond: {exc}", hint=_HINT) from exc
     finally:
         await docker.close()
 
 
 async def _check(docker: Any) -> None:
-    """Raise StartFailed where something else answers than an engine, of which the client knows little."""
+    """Raise StartFailed if the peer is not an engine, which the client library does not check."""
     try:
         await docker.version()
     except (ClientError, LookupError, TypeError, ValueError) as exc:
-        raise StartFailed("what answers is no container engine", hint=_HINT) from exc
+        raise StartFailed("the address is not that of a container engine", hint=_HINT) from exc
 
 
-_HINT: Final = "start Docker or Podman, or name its address, such as --engine unix:///run/user/1000/podman/podman.sock"
+_HINT: Final = "start Docker or Podman, or pass its address, such as --engine unix:///run/user/1000/podman/podman.sock"
 
 
 async def _find(docker: Any, name: str) -> BuiltImage | None:
@@ -120,11 +120,11 @@ async def _find(docker: Any, name: str) -> BuiltImage | None:
     return None
 
 
-async def _forget_stages(docker: Any) -> None:
-    """Remove what was only needed for the build, where the addresses of indexes are on record."""
+async def _remove_stages(docker: Any) -> None:
+    """Remove images of build stages, whose metadata contains the URLs of indexes."""
     filters = {"dangling": ["true"], "label": [f"{_STAGE}=packages"]}
     for image in await docker.images.list(filters=filters):
-        # Another build may be using it; then it is that one's to remove.
+        # Another build may be using it, and will remove it.
         with contextlib.suppress(docker.error):
             await docker.images.delete(image["Id"])
 
@@ -138,10 +138,10 @@ def _to_built(image: dict[str, Any], name: str) -> BuiltImage:
     )
 
 
-def _note(line: dict[str, Any], last: list[str], report: Report) -> None:
+def _collect_output(line: dict[str, Any], last: list[str], report: Report) -> None:
     for text in str(line.get("stream", "")).splitlines():
         if _STEP.match(text):
-            report(_short(_shown(text)))
+            report(_short(_redacted(text)))
         if text.strip():
             last.append(text)
 
@@ -151,6 +151,6 @@ def _short(text: str) -> str:
     return head if len(head) <= _WIDTH else f"{head[:_WIDTH]}…"
 
 
-def _shown(text: str) -> str:
-    """Return a text without the passwords that addresses may hold."""
+def _redacted(text: str) -> str:
+    """Return a text without the credentials in URLs."""
     return _CREDENTIALS.sub("", text)

@@ -17,10 +17,10 @@ from agentsvc.base import sha256
 BASE: Final = "python:3.13-slim"
 CONTAINERFILE: Final = Path(__file__).with_name("Containerfile")
 CERTIFICATES: Final = Path("/usr/local/share/ca-certificates")
-"""Where Debian and its kin keep the certificate authorities that an administrator added."""
+"""Directory of Debian and its derivatives for locally added certificate authorities."""
 
 LOCKS: Final = (Path(__file__).with_name("build.txt"), Path(__file__).with_name("agent.txt"))
-"""What is installed into it, with hashes: first what builds, then the agent server and all it wants."""
+"""Requirements with hashes: the build tools, then the agent server and its dependencies."""
 
 _AGENT_SERVER: Final = re.compile(r"^openhands-agent-server==(\S+)", re.MULTILINE)
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
@@ -29,21 +29,21 @@ _REMOTE: Final = re.compile(r"^https?://", re.IGNORECASE)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a build is made from."""
+    """All inputs of a build."""
 
     containerfile: bytes
     base: str
     locks: dict[str, bytes] = {}
-    """File names and contents of what names the packages, with their hashes."""
+    """File names and contents of the requirement files."""
     certificates: dict[str, bytes] = {}
-    """File names and contents, as `NAME.crt`."""
+    """File names, such as `NAME.crt`, and contents."""
     indexes: dict[str, str] = {}
-    """Where packages come from, by the recipe's own names; may hold passwords."""
+    """URLs of package indexes, by the build argument's name; may contain passwords."""
     proxies: dict[str, str] = {}
 
     @property
     def fingerprint(self) -> str:
-        """Name what is built: the same recipe, base and authorities give the same name."""
+        """Hash of Containerfile, base, requirements and certificate authorities."""
         parts = [self.containerfile.decode(), self.base]
         files = {**self.locks, **self.certificates}
         parts += [f"{name} {text.hex()}" for name, text in sorted(files.items())]
@@ -51,11 +51,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Return the arguments of the build."""
+        """Build arguments."""
         return {"BASE": self.base, **self.indexes, **self.proxies}
 
     def context(self) -> bytes:
-        """Return the files of the build, packed."""
+        """Return the build context, as a compressed tar."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             files = {"Containerfile": self.containerfile, **self.locks, **self.certificates}
@@ -68,7 +68,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_recipe(environ: Mapping[str, str], *, base: str = BASE) -> Recipe:
-    """Return the recipe with what this machine adds to it: authorities, indexes and proxies."""
+    """Return the recipe with this machine's certificate authorities, indexes and proxies."""
     proxies = {name: value for name, value in environ.items() if name.upper() in _PROXIES and value}
     return Recipe(
         containerfile=CONTAINERFILE.read_bytes(),
@@ -81,13 +81,13 @@ def find_recipe(environ: Mapping[str, str], *, base: str = BASE) -> Recipe:
 
 
 def default_name() -> str:
-    """Return the image's name; nothing of the name `localhost/` is ever pulled from a registry."""
+    """Return the image's name; an image named `localhost/...` is never pulled from a registry."""
     found = _AGENT_SERVER.search(LOCKS[-1].read_text())
     return f"localhost/agentsvc-sandbox:{found[1] if found else 'latest'}"
 
 
 def find_certificates(directory: Path) -> dict[str, bytes]:
-    """Return the certificate authorities of a directory and those below it, by plain names."""
+    """Return the certificate files in a directory and below it, by flattened names."""
     found: dict[str, bytes] = {}
     if directory.is_dir():
         for file in sorted(directory.rglob("*.crt")):
@@ -97,9 +97,9 @@ def find_certificates(directory: Path) -> dict[str, bytes]:
 
 
 def find_indexes(environ: Mapping[str, str], pip: Mapping[str, str]) -> dict[str, str]:
-    """Return where packages come from, as pip and uv are told here, without local directories.
+    """Return the package indexes that pip and uv are configured with on this machine.
 
-    What lies on this machine's disk cannot be reached by a build.
+    Local directories are omitted, because a build cannot access them.
     """
     asked = {
         "INDEX": ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL", "index-url"),

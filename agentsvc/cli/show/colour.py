@@ -1,4 +1,4 @@
-"""The demo's screen in colour. Needs the extra `cli`, so nothing imports it at its top."""
+"""Colour output with rich. Needs the extra `cli`, so it is imported only when used."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -28,7 +28,7 @@ _STYLES: Final = {
 
 
 def _rendered(part: NotePart) -> RenderableType:
-    """Return what is shown of a part: what the agent says is Markdown."""
+    """Return the rendered part; text of the agent is Markdown."""
     if part.tone is NoteKind.AGENT:
         return Markdown(part.text)
     return Text(part.text, style=_STYLES[part.tone])
@@ -43,17 +43,17 @@ class ColourScreen(Screen):
         self._draft: Live | None = None
 
     def title(self, text: str) -> None:
-        """Show the heading of a part."""
+        """Show a heading."""
         self._console.print()
         self._console.rule(Text(text, style="bold blue"), align="left", style="blue")
         self._console.print()
 
     def line(self, text: str) -> None:
-        """Show one line of explanation."""
+        """Show one line, never truncated."""
         self._console.print(Text(text), soft_wrap=True)
 
     def busy(self, text: str) -> None:
-        """Show what is going on beside a spinner, or stop that."""
+        """Show a progress text beside a spinner; an empty text stops it."""
         if text:
             self._status.update(Text(text, style="dim"))
             self._status.start()
@@ -61,12 +61,12 @@ class ColourScreen(Screen):
             self._status.stop()
 
     def stage(self, name: str, took: str) -> None:
-        """Show one step that is done."""
+        """Show a completed step and its duration."""
         text = Text.assemble(("  ✓ ", "bold green"), f"{name:<26}", (f"{took:>8}", "dim"))
         self._console.print(text)
 
     def note(self, note: Note) -> None:
-        """Show one event; what it says stands in a column of its own."""
+        """Show one event, with its text in a separate column."""
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=8, no_wrap=True)
         grid.add_column(width=11, no_wrap=True)
@@ -76,7 +76,7 @@ class ColourScreen(Screen):
         self._console.print(Padding(grid, (0, 0, 0, 2)))
 
     def draft(self, text: str) -> None:
-        """Show the end of what the model has said so far, as much as fits, or take that back."""
+        """Show as many last lines of the model's partial answer as fit; an empty text erases them."""
         if not text:
             if self._draft is not None:
                 self._draft.stop()
@@ -90,15 +90,15 @@ class ColourScreen(Screen):
         self._draft.update(Padding(Markdown("\n".join(lines)), (0, 0, 0, 25)))
 
     def file(self, path: str, text: str) -> None:
-        """Show a whole file."""
-        # Not guessed: that would load every language there is.
+        """Show a file."""
+        # Do not let rich guess, which would load every lexer.
         lexer = "python" if path.endswith(".py") else "text"
         shown = Syntax(text.rstrip("\n"), lexer, background_color="default", word_wrap=True)
         panel = Panel(shown, title=Text(path), title_align="left", border_style="green")
         self._console.print(panel)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table; the last row is the sum of the others."""
+        """Show a table whose last row is the total."""
         table = Table(*head[:1], box=None, pad_edge=False, padding=(0, 3, 0, 0))
         for name in head[1:]:
             table.add_column(name, justify="right")

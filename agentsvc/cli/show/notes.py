@@ -1,4 +1,4 @@
-"""Turns the events of a conversation into notes that a person can read. Pure."""
+"""Formats the events of a conversation as readable notes. No I/O."""
 
 import difflib
 import itertools
@@ -17,7 +17,7 @@ _WIDTH: Final = 160
 
 
 class NoteKind(StrEnum):
-    """What kind of thing a note says, so that a screen can set it off from the others."""
+    """The kind of a part of a note, which selects its style on the screen."""
 
     USER = "user"
     AGENT = "agent"
@@ -30,14 +30,14 @@ class NoteKind(StrEnum):
 
 
 class NotePart(msgspec.Struct, frozen=True):
-    """A text in one tone; it may have several lines."""
+    """A text of one kind; it may have several lines."""
 
     tone: NoteKind
     text: str
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """One event: when, who, what."""
+    """One event: time, source and text."""
 
     at: str
     who: str
@@ -48,7 +48,7 @@ type Event = Mapping[str, Any]
 
 
 def to_note(event: Event) -> Note:
-    """Return the note of any event; one that is not as its kind should be is told by that."""
+    """Return the note of any event; a malformed event is shown by its kind only."""
     kind = str(event.get("kind"))
     try:
         who, parts = _DESCRIBERS.get(kind, _describe_other)(event)
@@ -59,7 +59,7 @@ def to_note(event: Event) -> Note:
 
 
 def find_created_file(events: list[Event]) -> str | None:
-    """Return the path of the last file that the agent made with its editor, or None."""
+    """Return the path of the last file that the agent created with its editor, or None."""
     for event in reversed(events):
         action = event.get("action") or {}
         if event.get("tool_name") == "file_editor" and action.get("command") == "create":
@@ -126,7 +126,7 @@ def _describe_observation(event: Event) -> Description:
 
 
 def _describe_change(observation: Event) -> Iterator[NotePart]:
-    """Yield what an editor changed of a file that was there; lines of one tone together."""
+    """Yield the diff of an edited existing file, with adjacent lines of one kind joined."""
     old, new = observation.get("old_content"), observation.get("new_content")
     if not isinstance(old, str) or not isinstance(new, str) or not observation.get("prev_exist"):
         return
@@ -146,11 +146,11 @@ def _describe_state(event: Event) -> Description:
         case "model_refusal":
             refusal = value if isinstance(value, dict) else {}
             text = (
-                f"the model does not answer ({refusal.get('status')}, {refusal.get('message')});"
-                " the agent asks it again"
+                f"the model returned an error ({refusal.get('status')}, {refusal.get('message')});"
+                " the agent retries"
             )
         case _:
-            # The agent server's own bookkeeping.
+            # Internal state of the agent server.
             text = ""
     return "state", [NotePart(NoteKind.STATE, text)]
 
@@ -184,7 +184,7 @@ def _text_of(content: object) -> str:
 
 
 def _shown(part: NotePart) -> str:
-    """Return a text without control characters, and only the beginning of a long output."""
+    """Return a text without control characters; long output is truncated."""
     text = _ESCAPE.sub("", part.text).replace("\t", "    ")
     legible = "".join(char for char in text if char == "\n" or char.isprintable()).strip("\n")
     if part.tone in (NoteKind.USER, NoteKind.AGENT):

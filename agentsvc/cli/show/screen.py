@@ -13,25 +13,25 @@ from agentsvc.cli.text import columns
 
 
 class Screen:
-    """A screen for pipes, files and people who want no colour; what it prints stays."""
+    """Plain output for pipes, files and NO_COLOR; printed lines are never changed."""
 
     def title(self, text: str) -> None:
-        """Show the heading of a part."""
+        """Show a heading."""
         click.echo(f"\n{text}\n")
 
     def line(self, text: str) -> None:
-        """Show one line of explanation; it is never wrapped or cut, so that it can be copied."""
+        """Show one line, never wrapped or truncated, so that it can be copied."""
         click.echo(text)
 
     def busy(self, text: str) -> None:
-        """Show what is going on, where the screen can take it back; with no text, stop that."""
+        """Show a progress text if the screen can erase it later; an empty text erases it."""
 
     def stage(self, name: str, took: str) -> None:
-        """Show one step that is done."""
+        """Show a completed step and its duration."""
         click.echo(f"  {name:<26}{took:>8}")
 
     def note(self, note: Note) -> None:
-        """Show one event; what it says stands in a column of its own."""
+        """Show one event, with its text in a separate column."""
         head = f"  {note.at}  {note.who:<13}"
         for part in note.parts:
             mark = "| " if part.tone is NoteKind.OUTPUT else ""
@@ -40,22 +40,22 @@ class Screen:
                 head = " " * len(head)
 
     def draft(self, text: str) -> None:
-        """Show what the model has said so far, where that can be taken back; with no text, do so."""
+        """Show the model's partial answer if the screen can erase it later; an empty text erases it."""
 
     def file(self, path: str, text: str) -> None:
-        """Show a whole file."""
+        """Show a file."""
         click.echo(f"  {path}")
         for line in text.splitlines():
             click.echo(f"  | {line}".rstrip())
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table; the last row is the sum of the others."""
+        """Show a table whose last row is the total."""
         for line in columns(head, rows):
             click.echo(f"  {line}")
 
 
 def open_screen() -> Screen:
-    """Return the screen that fits this terminal."""
+    """Return a colour screen if the terminal and rich allow it, otherwise a plain one."""
     plain = (
         not sys.stdout.isatty()
         or bool(os.environ.get("NO_COLOR"))

@@ -162,9 +162,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
             known = {spare.id for spare in warm_pool}
             self._seen = {one: at for one, at in self._seen.items() if one in known}
             for spare in warm_pool:
-                await self._check(
-                    spare, wanted, [one for one in warm_pool if _is_alike(one, spare)]
-                )
+                await self._check(spare, wanted, [one for one in warm_pool if _is_like(one, spare)])
             for spec in wanted.values():
                 await self._fill(spec)
             self._may_have_spares = bool(warm_pool)
@@ -368,7 +366,7 @@ def _versions() -> list[str]:
     return found
 
 
-def _is_alike(one: WarmSandbox, other: WarmSandbox) -> bool:
+def _is_like(one: WarmSandbox, other: WarmSandbox) -> bool:
     return one.spec.id == other.spec.id and one.state is not WarmSandboxState.LEAVING
 
 
