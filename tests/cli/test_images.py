@@ -134,7 +134,7 @@ def test_an_engine_that_does_not_answer_is_an_error_with_a_remedy(
 ) -> None:
     result = run(verb, "--engine", f"unix://{tmp_path}/absent.sock")
     assert result.exit_code == 1
-    assert "error: the container engine does not answer" in result.output
+    assert "error: the container engine does not respond" in result.output
     assert "hint: start Docker or Podman" in result.output
 
 
@@ -157,7 +157,7 @@ def test_an_engine_that_ends_in_the_middle_is_an_error_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, answer):
         result = run("list", "--engine", f"http://127.0.0.1:{listener.getsockname()[1]}")
     assert result.exit_code == 1
-    assert "error: the container engine does not answer" in result.output
+    assert "error: the container engine does not respond" in result.output
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 404 No\r\n\r\n{}", b"\0"])

@@ -226,7 +226,7 @@ def test_a_number_that_no_database_holds_is_wrong_usage(
 def test_a_text_that_no_database_holds_is_told(data_dir: Path, arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, [*arguments, "a\udcff", "--data-dir", str(data_dir)])
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: a")
+    assert result.stderr.startswith("error: invalid text: ")
 
 
 def begin_login(data_dir: Path) -> DeviceLogin:
