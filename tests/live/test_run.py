@@ -60,7 +60,7 @@ async def test_a_run_whose_terminal_is_closed_leaves_no_server(tmp_path: Path) -
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(temporary)},
     )
     assert process.stderr is not None
-    assert b"starting a server" in await process.stderr.readline()
+    assert b"starting a private server" in await process.stderr.readline()
     process.send_signal(signal.SIGHUP)
     await process.communicate()
     assert process.returncode == -signal.SIGHUP
