@@ -88,7 +88,9 @@ def test_what_a_server_does_not_have_may_be_switched_off() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         result = CliRunner().invoke(cli, ["share", "list", "--url", url, "--key", "key"])
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: Not Found\nhint: it does not exist, or the server's conf")
+    assert result.stderr.startswith(
+        "error: Not Found\nhint: it does not exist, or the server's conf"
+    )
 
 
 def test_what_a_server_has_and_this_one_is_not_comes_without_that_hint() -> None:
