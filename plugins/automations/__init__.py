@@ -1,8 +1,8 @@
 """Automations: conversations that start on a schedule, by a webhook, or by hand.
 
-What is due becomes a run, a row with a key of its own; a run becomes a conversation in the
-transaction that creates its start task. `service` keeps automations, `scheduler` makes and starts
-runs, `follower` sees how they end, `routes` and `commands` are for users.
+A due time or an event becomes a run, a row with a unique key; a run becomes a conversation in the
+transaction that creates its start task. `service` manages automations, `scheduler` creates and
+starts runs, `follower` ends them, `routes` and `commands` are the interfaces for users.
 """
 
 from agentsvc.plugin import offers

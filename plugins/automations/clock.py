@@ -1,7 +1,7 @@
-"""Corrects times that were stored while the system clock was wrong.
+"""Corrects due times that were stored while the system clock was wrong.
 
-A clock that was put forward makes what is due then; once it is put back, nothing may wait for the times it has
-shown. What was made already is known by its key, and is not made again.
+A clock that is ahead makes runs due early, and stores later due times relative to itself. Once it is
+set back, nothing may wait for those times. Runs that exist already have keys, and are not created again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from .model import Automation, CronTrigger
 from .table import AutomationTable
 
 _FUTURE: Final = (
-    # Only a further try waits by itself; what is put off may be tried at once.
+    # Only a retry waits on purpose; a postponed run may start at once.
     """
     UPDATE plugin_automations_runs
     SET due_at = :now
@@ -32,19 +32,19 @@ _FUTURE: Final = (
 
 
 class ClockWatch:
-    """Notices when the clock is changed."""
+    """Detects changes of the system clock."""
 
     def __init__(self) -> None:
         self._offset: float | None = None
 
     def jump(self) -> float | None:
-        """Return by how many seconds it was put forward since the last call; None for the first one."""
+        """Return how many seconds the clock was set forward since the last call; None on the first."""
         before, self._offset = self._offset, now().timestamp() - monotonic()
         return None if before is None else self._offset - before
 
 
 async def reset_future_times(db: Database, moment: datetime) -> None:
-    """Let nothing wait longer than it would if it were stored at this moment."""
+    """Lower each due time that is later than it would be if computed at this moment."""
 
     async def reset(tx: Transaction) -> None:
         for sql in _FUTURE:
@@ -66,7 +66,7 @@ async def reset_future_times(db: Database, moment: datetime) -> None:
 def _due_sooner(
     waiting: Iterable[Automation], moment: datetime
 ) -> list[tuple[Automation, Automation]]:
-    """Return what is due before the time that is stored of it, and as it is to be. Takes a while."""
+    """Return the automations to correct, each before and after. Slow, so it runs in a thread."""
     found = []
     for automation in waiting:
         trigger, due = automation.definition.trigger, automation.next_at

@@ -1,4 +1,4 @@
-"""`agentsvc automations`: keeps and runs automations of a server."""
+"""The commands `agentsvc automations`: manage and run automations of a server."""
 
 import json
 import tomllib
@@ -52,7 +52,7 @@ def _find(api: Api, text: str) -> Record:
     return find_named(list(_all(api)), "automations", text)
 
 
-_of_automation: Final = found_options(_find, metavar="NAME")
+_automation_options: Final = found_options(_find, metavar="NAME")
 
 
 @click.group(
@@ -63,9 +63,9 @@ _of_automation: Final = found_options(_find, metavar="NAME")
     ),
 )
 def command() -> None:
-    """Have agents work on a schedule, by webhooks, or by hand.
+    """Run agents on a schedule, by webhooks, or by hand.
 
-    An automation is named by its name, or by the beginning of its id.
+    An automation is identified by its name or by a prefix of its id.
     """
 
 
@@ -86,7 +86,7 @@ def list_automations(*, as_json: bool, server: ServerChoice) -> None:
 
 @command.command(epilog=example("agentsvc automations show nightly"))
 @json_option
-@_of_automation
+@_automation_options
 def show(*, as_json: bool, api: Api, found: Record) -> None:
     """Show an automation."""
     del api
@@ -101,24 +101,24 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
     )
 )
 @click.argument("file", metavar="[FILE]", required=False, type=_FILE)
-@click.option("--name", metavar="NAME", help="What it is called.")
-@click.option("--prompt", metavar="TEXT", help="What the agent is told.")
-@click.option("--command", metavar="TEXT", help="What a shell runs instead of an agent.")
-@click.option("--cron", metavar="SCHEDULE", help="Run at times of the clock.")
-@click.option("--timezone", metavar="ZONE", help="Time zone of --cron; otherwise UTC.")
+@click.option("--name", metavar="NAME", help="Name of the automation.")
+@click.option("--prompt", metavar="TEXT", help="Prompt for the agent.")
+@click.option("--command", metavar="TEXT", help="Shell command to run instead of an agent.")
+@click.option("--cron", metavar="SCHEDULE", help="Run on a cron schedule.")
+@click.option("--timezone", metavar="ZONE", help="Time zone of --cron; default UTC.")
 @click.option("--at", metavar="TIME", help="Run once, at a time in ISO 8601.")
 @click.option("--webhook", is_flag=True, help="Run for each signed delivery of a webhook.")
 @click.option("--repository", metavar="REPOSITORY", help="Repository to clone.")
 @click.option("--branch", metavar="BRANCH", help="Branch of --repository.")
 @click.option("--provider", metavar="HOST", help="Git host of --repository, such as `gitlab`.")
 @click.option("--model", metavar="PROFILE", help="Saved language model to use.")
-@click.option("--disabled", is_flag=True, help="Do not enable it.")
+@click.option("--disabled", is_flag=True, help="Create it disabled.")
 @click.option(
     "--output",
     metavar="FILE",
-    help="New file for the secret of a webhook, or `-` for standard output; otherwise it is shown if"
-    " that is a terminal, and else goes to a file in this directory whose path is printed. `--json` prints"
-    " it with the rest.",
+    help="New file for the webhook secret, or `-` for standard output. By default it is shown if that is"
+    " a terminal, and otherwise written to a file in this directory whose path is printed. With `--json`"
+    " it is part of the output.",
 )
 @json_option
 @server_options
@@ -132,17 +132,17 @@ def create(
 ) -> None:
     """Create an automation from options, a TOML file with the fields of the API, or both.
 
-    Without a trigger it is run by hand. The secret of a webhook cannot be shown again.
+    Without a trigger it runs only by hand. The secret of a webhook cannot be shown again.
     """
     body = _body(_read(file) if file else {}, options)
     has_secret = _table(body["trigger"]).get("type") in ("webhook", "git")
     if as_json and output and has_secret:
-        raise click.UsageError("--json prints a secret with the rest, and --output elsewhere")
+        raise click.UsageError("--json prints the secret itself, so it excludes --output")
     api = get_api(server)
     if not has_secret:
         made = api.call("POST", _BASE, body=body)
-        told = json_text(made) if as_json else f"automation {made['id']} is created"
-        click.echo(told, err=not as_json)
+        text = json_text(made) if as_json else f"automation {made['id']} is created"
+        click.echo(text, err=not as_json)
         return
     with secret_output("-" if as_json else output, Path(), "automation-secret") as shown:
         made = api.call("POST", _BASE, body=body)
@@ -153,9 +153,9 @@ def create(
 
 @command.command(epilog=example("agentsvc automations run nightly"))
 @json_option
-@_of_automation
+@_automation_options
 def run(*, as_json: bool, api: Api, found: Record) -> None:
-    """Run an automation now, also one that is disabled."""
+    """Run an automation now, even if it is disabled."""
     made = api.call("POST", f"{_BASE}/{found['id']}/dispatch")
     if as_json:
         click.echo(json_text(made))
@@ -164,22 +164,22 @@ def run(*, as_json: bool, api: Api, found: Record) -> None:
 
 
 @command.command(epilog=example("agentsvc automations enable nightly"))
-@_of_automation
+@_automation_options
 def enable(*, api: Api, found: Record) -> None:
-    """Enable an automation; it makes up for nothing."""
+    """Enable an automation; missed runs are not made up for."""
     _switch(api, found, is_enabled=True)
 
 
 @command.command(epilog=example("agentsvc automations disable nightly"))
-@_of_automation
+@_automation_options
 def disable(*, api: Api, found: Record) -> None:
-    """Disable an automation, and cancel the runs of it that wait."""
+    """Disable an automation and cancel its pending runs."""
     _switch(api, found, is_enabled=False)
 
 
 @command.command(epilog=example("agentsvc automations delete nightly --yes"))
 @yes_option
-@_of_automation
+@_automation_options
 def delete(*, yes: bool, api: Api, found: Record) -> None:
     """Delete an automation and its runs; their conversations stay."""
     confirm(f"Delete `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
@@ -188,9 +188,9 @@ def delete(*, yes: bool, api: Api, found: Record) -> None:
 
 
 @command.command(epilog=example("agentsvc automations runs nightly --json"))
-@click.option("--limit", default=50, type=click.IntRange(1, _PAGE), help="How many; otherwise 50.")
+@click.option("--limit", default=50, type=click.IntRange(1, _PAGE), help="Page size; default 50.")
 @json_option
-@_of_automation
+@_automation_options
 def runs(*, limit: int, as_json: bool, api: Api, found: Record) -> None:
     """List the runs of an automation, newest first."""
     known = api.call("GET", f"{_BASE}/{found['id']}/runs", query={"limit": limit})["runs"]
@@ -213,7 +213,7 @@ def runs(*, limit: int, as_json: bool, api: Api, found: Record) -> None:
 @command.command(epilog=example("agentsvc automations template dependencies >dependencies.toml"))
 @click.argument("name", metavar="[NAME]", required=False)
 def template(name: str | None) -> None:
-    """Print a template to copy and change, or the names of all."""
+    """Print a template to copy and change, or the names of all templates."""
     files = {file.stem: file for file in sorted(_TEMPLATES.glob("*.toml"))}
     if name is None:
         click.echo("\n".join(files))
@@ -233,10 +233,10 @@ def template(name: str | None) -> None:
 )
 @click.argument("app_id", metavar="APP_ID")
 @click.option(
-    "--private-key", required=True, metavar="FILE", type=_FILE, help="A key of it, in PEM."
+    "--private-key", required=True, metavar="FILE", type=_FILE, help="Private key, in PEM."
 )
-@click.option("--hook-secret", metavar="FILE", type=_FILE, help="Secret of its webhook.")
-@click.option("--host", metavar="HOST", help="GitHub Enterprise; otherwise github.com.")
+@click.option("--hook-secret", metavar="FILE", type=_FILE, help="Secret of the App's webhook.")
+@click.option("--host", metavar="HOST", help="GitHub Enterprise host; default github.com.")
 @server_options
 def github_app(
     app_id: str,
@@ -246,9 +246,9 @@ def github_app(
     host: str | None,
     server: ServerChoice,
 ) -> None:
-    """Have your automations act as a GitHub App; prints where its webhook is to deliver.
+    """Let your automations act as a GitHub App, and print the URL for its webhook.
 
-    Its key stays in the server. Again with another key replaces that.
+    The key stays in the server. To replace it, run the command with another key.
     """
     api = get_api(server)
     key, secret = (read_given(one).strip() if one else "" for one in (private_key, hook_secret))
@@ -268,17 +268,17 @@ def _read(file: Path) -> Record:
 
 
 def _written(moment: date | time) -> str:
-    """Return a moment, which is a value of its own in TOML, as the API has it."""
+    """Return a TOML date or time in the API's format, ISO 8601."""
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def _table(value: Any) -> Record:
-    """Return a value that should be a table, or an empty one; the server says what is wrong with it."""
+    """Return a value that should be a table, or an empty table; the server rejects other values."""
     return value if isinstance(value, dict) else {}
 
 
 def _body(body: Record, given: Record) -> Record:
-    """Return what is asked for: what a file says, with what the options say over it."""
+    """Return the request body: the fields of the file, overridden by the options."""
     cron, at, webhook, repository = (
         given[name] for name in ("cron", "at", "webhook", "repository")
     )
@@ -286,7 +286,7 @@ def _body(body: Record, given: Record) -> Record:
         raise click.UsageError("an automation has one trigger: --cron, --at, or --webhook")
     has_place = given["branch"] or given["provider"]
     if (given["timezone"] and not cron) or (has_place and not repository):
-        text = "--timezone goes with --cron, and --branch and --provider with --repository"
+        text = "--timezone requires --cron; --branch and --provider require --repository"
         raise click.UsageError(text)
     trigger: Record = body.get("trigger") or {"type": "manual"}
     if cron is not None:

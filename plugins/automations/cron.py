@@ -1,8 +1,9 @@
 """Cron expressions of five fields, evaluated in a time zone. Pure.
 
-Where clocks are put forward, a time of day that does not exist is taken as much later as the clocks
-jump; where they are put back, one that comes twice is taken the first time only. An expression whose
-hour begins with `*` follows elapsed time instead: it takes both, and nothing for what is skipped.
+When clocks are set forward, a time of day that does not exist is shifted by the length of the jump;
+when they are set back, a time that occurs twice matches only its first occurrence. An expression
+whose hour begins with `*` follows elapsed time instead: it matches both occurrences, and no skipped
+time.
 """
 
 import re
@@ -31,20 +32,20 @@ _NAMES: Final = {
     "month": "- jan feb mar apr may jun jul aug sep oct nov dec",
     "weekday": "sun mon tue wed thu fri sat",
 }
-"""What numbers are called; no month is 0."""
+"""Names of the numbers of a field; there is no month 0."""
 _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(0*[1-9]\d{0,3}))?", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}")
 _MARGIN: Final = timedelta(hours=3)
-"""More than clocks are put forward or back at a time."""
-_LONGEST: Final = timedelta(days=9 * 366)
-"""More than lies between two 29ths of February."""
+"""Longer than any single change of the clocks."""
+_MAX_GAP: Final = timedelta(days=9 * 366)
+"""Longer than the time between two 29ths of February."""
 _ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _WEEK: Final = 7
 _FIRST_SPAN: Final = timedelta(hours=1)
 
 
 class Cron(msgspec.Struct, frozen=True, kw_only=True):
-    """An expression that was read; `is_elapsed` says that it follows elapsed time."""
+    """A parsed expression; `is_elapsed` says that it follows elapsed time."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -52,17 +53,17 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
     months: frozenset[int]
     weekdays: frozenset[int]
     is_any_day: bool
-    """Whether a day fits by its number or its weekday, as where both are restricted."""
+    """Whether a day matches by its number or its weekday, because both fields are restricted."""
     is_elapsed: bool
     zone: tzinfo
 
     def find_next(self, after: datetime) -> datetime | None:
-        """Return the first moment after another, in UTC, or None if there is none for nine years."""
+        """Return the first match after a moment, in UTC, or None if there is none for nine years."""
         is_near_change = self._offset(after - _MARGIN) != self._offset(after + _MARGIN)
         start = self._local(after)
         best: datetime | None = None
         for local in self._local_times(start - _MARGIN if is_near_change else start):
-            # What comes later by the clock may be earlier, where it is put back or forward.
+            # Near a change of the clocks, a later local time can be an earlier moment.
             if best is not None and local > self._local(best) + _MARGIN:
                 return best
             later = [moment for moment in self._moments(local) if moment > after]
@@ -71,8 +72,8 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
                 return best
         return best
 
-    def find_latest(self, first: datetime, until: datetime, most: int) -> list[datetime]:
-        """Return the latest moments from `first`, which is one, to another, at most so many."""
+    def find_latest(self, first: datetime, until: datetime, maximum: int) -> list[datetime]:
+        """Return the latest matches between `first`, a match itself, and `until`."""
         span = _FIRST_SPAN
         while True:
             begin = max(first, until - span)
@@ -81,28 +82,28 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
             while moment is not None and moment <= until:
                 found.append(moment)
                 moment = self.find_next(moment)
-            if begin == first or len(found) >= most:
-                return found[-most:]
+            if begin == first or len(found) >= maximum:
+                return found[-maximum:]
             span *= 2
 
     def _local(self, moment: datetime) -> datetime:
-        """Return what the clock shows."""
+        """Return the local time of a moment, without a time zone."""
         return moment.astimezone(self.zone).replace(tzinfo=None)
 
     def _offset(self, moment: datetime) -> timedelta | None:
         return moment.astimezone(self.zone).utcoffset()
 
     def _local_times(self, start: datetime) -> Iterator[datetime]:
-        """Yield the times that fit, as the clock shows them, from a minute on."""
+        """Yield the local times that match, starting with the minute of `start`."""
         first = start.replace(second=0, microsecond=0)
-        day, last = first.date(), (first + _LONGEST).date()
+        day, last = first.date(), (first + _MAX_GAP).date()
         while day <= last:
             if self._is_day(day):
-                least = first.time() if day == first.date() else time()
+                minimum = first.time() if day == first.date() else time()
                 for hour in self.hours:
-                    if hour >= least.hour:
+                    if hour >= minimum.hour:
                         times = (time(hour, minute) for minute in self.minutes)
-                        yield from (datetime.combine(day, one) for one in times if one >= least)
+                        yield from (datetime.combine(day, one) for one in times if one >= minimum)
             day += timedelta(days=1)
 
     def _is_day(self, day: date) -> bool:
@@ -112,7 +113,7 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
         return by_number or by_weekday if self.is_any_day else by_number and by_weekday
 
     def _moments(self, local: datetime) -> list[datetime]:
-        """Return the moments at which the clock shows a time."""
+        """Return the moments in UTC at which a local time matches, earliest first."""
         earlier = local.replace(tzinfo=self.zone).astimezone(UTC)
         later = local.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
         if earlier == later:
@@ -124,10 +125,10 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_cron(text: str, zone: str = "UTC") -> Cron:
-    """Return what an expression says; raises InvalidRequest for one that never comes true."""
+    """Parse an expression; raises InvalidRequest if it is invalid or never matches."""
     fields = _MACROS.get(text.strip().lower(), text).lower().split()
     if len(fields) != len(_FIELDS):
-        raise _refusal("A schedule has five fields: minute, hour, day, month, weekday")
+        raise _invalid_trigger("A schedule has five fields: minute, hour, day, month, weekday")
     minutes, hours, days, months, weekdays = (
         _parse_field(field, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True)
     )
@@ -142,15 +143,15 @@ def parse_cron(text: str, zone: str = "UTC") -> Cron:
         zone=parse_zone(zone),
     )
     if cron.find_next(_ANY_MOMENT) is None:
-        raise _refusal("This schedule never comes true")
+        raise _invalid_trigger("This schedule never matches")
     return cron
 
 
 def parse_zone(name: str) -> tzinfo:
-    """Return a time zone by its IANA name; raises InvalidRequest for one that is not known here."""
+    """Return a time zone by its IANA name; raises InvalidRequest if this machine lacks it."""
     if name == "UTC":
         return UTC
-    # It loads much that a server without such automations does without.
+    # Imported on demand: it loads many modules that most servers do not need.
     from zoneinfo import ZoneInfo  # noqa: PLC0415
 
     try:
@@ -158,34 +159,34 @@ def parse_zone(name: str) -> tzinfo:
             return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         pass
-    raise _refusal("No time zone of this name is known, such as `Europe/Berlin`")
+    raise _invalid_trigger("Unknown time zone; use an IANA name, such as `Europe/Berlin`")
 
 
-def _parse_field(text: str, name: str, least: int, most: int) -> frozenset[int]:
+def _parse_field(text: str, name: str, minimum: int, maximum: int) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
-            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be")
+            raise _invalid_trigger(f"`{part[:40]}` is not a valid {name}")
         begin, end, step = match.groups()
         if begin == "*":
-            low, high = least, most
+            low, high = minimum, maximum
         else:
             low = _number(begin, name)
-            high = _number(end, name) if end else most if step else low
-        if not least <= low <= high <= most or (begin == "*" and end):
-            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be")
+            high = _number(end, name) if end else maximum if step else low
+        if not minimum <= low <= high <= maximum or (begin == "*" and end):
+            raise _invalid_trigger(f"`{part[:40]}` is not a valid {name}")
         found.update(range(low, high + 1, int(step or 1)))
     return frozenset(found)
 
 
 def _number(text: str, name: str) -> int:
-    """Return a number, or that of a name; -1 for what is neither."""
+    """Return the number that digits or a name denote; -1 for anything else."""
     if text.isdecimal():
         return int(text[:4])
     names = _NAMES.get(name, "").split()
     return names.index(text) if text in names else -1
 
 
-def _refusal(text: str) -> InvalidRequest:
+def _invalid_trigger(text: str) -> InvalidRequest:
     return InvalidRequest(text, loc=("body", "trigger"))

@@ -1,4 +1,4 @@
-"""Makes runs, and ends them by what their conversations say."""
+"""Creates runs, and ends them according to the state of their conversations."""
 
 import contextlib
 import logging
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 WAS_DISABLED: Final = "The automation was disabled"
 DISABLED_CODE: Final = "AutomationDisabled"
 
-_LONGEST: Final = 2000
-"""Characters of what is kept of a result, or a reason."""
+_MAX_DETAIL: Final = 2000
+"""Maximum length of a stored result or reason, in characters."""
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run has ended."""
+    """The outcome of a run."""
 
     status: RunStatus
     detail: str = ""
@@ -42,7 +42,7 @@ type EndRun = Callable[[Run, RunEnd], Awaitable[None]]
 def new_run(
     automation: Automation, *, key: str, source: Source, due_at: datetime | None = None
 ) -> Run:
-    """Return a run that is due."""
+    """Return a new pending run, due now unless `due_at` is given."""
     moment = now()
     return Run(
         id=new_id(),
@@ -56,7 +56,7 @@ def new_run(
 
 
 def find_run_end(view: ConversationView) -> RunEnd | None:
-    """Return how the run of a conversation has ended, None while it goes on."""
+    """Return the outcome of the run of a conversation, or None while it is running."""
     reason = find_end(view)
     if reason is None:
         return None
@@ -65,12 +65,12 @@ def find_run_end(view: ConversationView) -> RunEnd | None:
 
 
 def ended(run: Run, end: RunEnd) -> Run:
-    """Return a run that is over."""
+    """Return a run with its outcome set."""
     return msgspec.structs.replace(
         run,
         status=end.status,
-        error_detail=end.detail[:_LONGEST],
-        result=end.result[:_LONGEST],
+        error_detail=end.detail[:_MAX_DETAIL],
+        result=end.result[:_MAX_DETAIL],
         cost=end.cost,
         completed_at=now(),
         is_settled=run.conversation_id is None,
@@ -78,7 +78,7 @@ def ended(run: Run, end: RunEnd) -> Run:
 
 
 async def store_end(tx: Transaction, events: EventLog, run: Run, run_end: RunEnd) -> None:
-    """Store how a run has ended, and what follows from it: another try, or the end of it all."""
+    """Store the outcome of a run; a failure adds a retry, or counts towards disabling."""
     after, payload = ended(run, run_end), await RunTable.find_sealed(tx, run.id)
     if not await RunTable.change(tx, after, since=run.status):
         return
@@ -103,13 +103,13 @@ async def store_end(tx: Transaction, events: EventLog, run: Run, run_end: RunEnd
 
 
 async def _count_failure(tx: Transaction, automation: Automation, detail: str) -> str:
-    """Count a failed run, and return why its automation was disabled, if it was."""
+    """Count a failed run; return why this disabled the automation, or an empty string."""
     failures = automation.failures + 1
     reason = ""
     after = msgspec.structs.replace(automation, failures=failures)
     if automation.is_enabled and failures >= automation.definition.max_failures:
         count = f"{failures} runs in a row have failed" if failures > 1 else "A run has failed"
-        reason = f"{count}, the last one: {detail}"[:_LONGEST]
+        reason = f"{count}, the last one: {detail}"[:_MAX_DETAIL]
         after = disabled(after, reason)
         await RunTable.cancel_waiting(tx, automation.id, WAS_DISABLED, now())
     await AutomationTable.update(tx, after)
@@ -117,14 +117,14 @@ async def _count_failure(tx: Transaction, automation: Automation, detail: str) -
 
 
 def disabled(automation: Automation, reason: str) -> Automation:
-    """Return an automation that the server has disabled."""
+    """Return an automation as disabled by the server."""
     return msgspec.structs.replace(
         automation, is_enabled=False, disabled_reason=reason, next_at=None, updated_at=now()
     )
 
 
 def next_try(run: Run, automation: Automation) -> Run | None:
-    """Return the further try of a run that has failed, None where there is none left."""
+    """Return the retry of a failed run, or None if there is none left."""
     definition = automation.definition
     if run.attempt > definition.retries or not automation.is_enabled:
         return None
@@ -143,10 +143,10 @@ async def stop_run(messages: MessageQueue, run: Run) -> None:
         if not view.conversation.is_ready and not view.conversation.start_failed:
             await conversations.delete(run.user_id, run.conversation_id)
             return
-        # What it was not told yet would have it work when its sandbox has come back.
+        # A message that is still queued would start the agent when its sandbox is back.
         with contextlib.suppress(AgentsvcError):
             await messages.cancel(run.user_id, run.conversation_id, run.id)
-        # What does not run, or cannot be reached, is as good as stopped.
+        # An agent that does not run or cannot be reached counts as stopped.
         with contextlib.suppress(AgentsvcError):
             await conversations.interrupt(run.user_id, run.conversation_id)
         if view.execution_status not in AT_WORK:

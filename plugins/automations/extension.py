@@ -1,4 +1,4 @@
-"""Automations as a part of a server."""
+"""The server extension of automations."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from .table import MIGRATIONS
 
 
 class AutomationsExtension(Extension[AutomationsConfig]):
-    """Makes, begins and follows runs while the server runs."""
+    """Creates, starts and follows runs while the server runs."""
 
     Config = AutomationsConfig
     prefix = PREFIX

@@ -1,4 +1,4 @@
-"""Sees how the conversations of runs go on, and ends the runs with them."""
+"""Follows the conversations of runs, and ends each run with its conversation."""
 
 import asyncio
 import logging
@@ -26,14 +26,14 @@ from .work_table import WorkTable
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 10.0
-"""How often all runs are looked at, whatever was announced."""
+"""Interval at which all runs are checked, in addition to checks after notices."""
 
 _JUMP_SECONDS: Final = 2.0
 
-_REST: Final = timedelta(seconds=1)
-"""How long an agent is at rest before its run is over: its last events are on their way."""
+_IDLE_TIME: Final = timedelta(seconds=1)
+"""How long an agent must be idle before its run ends, since its last events may still arrive."""
 _STOP_TIME: Final = timedelta(seconds=30)
-"""How long an agent may take to say that it was stopped."""
+"""How long an agent may take to report that it was stopped."""
 
 
 class _Error(msgspec.Struct):
@@ -44,13 +44,13 @@ _ERROR: Final = "ConversationErrorEvent"
 _NEWEST: Final = EventQuery(
     kinds=("ACPToolCallEvent", "ActionEvent", "MessageEvent", _ERROR), descending=True
 )
-"""What tells how a run has ended, and what there are always some of: where there is none of a kind, all
-events are looked through for it."""
+"""The events that tell how a run has ended, and kinds that always occur: if no event matched, the
+query would scan the whole log."""
 _LAST: Final = 20
 
 
 class Follower:
-    """Ends runs; `on_end` is told of each."""
+    """Ends runs, and calls `on_end` after each."""
 
     def __init__(self, server: Server, publisher: Publisher, on_end: Callable[[], None]) -> None:
         self._db = server.database
@@ -64,25 +64,25 @@ class Follower:
         self._clock = ClockWatch()
         self._on_end = on_end
         self._watched: set[str] = set()
-        """The conversations of runs that go on."""
+        """Ids of the conversations of unfinished runs."""
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
-        """When all runs are looked at next, on the clock that never goes back."""
+        """When all runs are checked next, on the monotonic clock."""
 
     def watch(self, conversation_id: str) -> None:
-        """Look at a conversation soon, and whenever there is news of it."""
+        """Check a conversation soon, and after each notice about it."""
         self._watched.add(conversation_id)
         self._schedule(conversation_id)
 
     def on_notice(self, notice: Notice) -> None:
-        """Take in what was announced."""
+        """Schedule a check if the notice is about a watched conversation."""
         is_watched = notice.conversation_id in self._watched
         if is_watched and notice.subject in (Subject.CONVERSATION, Subject.START_TASK):
             self._schedule(notice.conversation_id or "")
 
     async def follow_runs(self) -> None:
-        """Wait for news, and look at what it is about; call it again and again."""
+        """Wait for notices, and check the runs that they concern; to be called in a loop."""
         await wait_within(self._wake, max(0.0, self._sweep_at - monotonic()))
         self._wake.clear()
         await self._shift_timeouts()
@@ -102,14 +102,14 @@ class Follower:
                 try:
                     await self._follow(run, view)
                 except AgentsvcError as exc:
-                    # It is looked at again, and others meanwhile.
+                    # It is checked again later; the other runs must not wait.
                     extra = {"run_id": run.id, "reason": exc.message}
                     log.warning("automation run could not be checked", extra=extra)
         for run in await RunTable.unsettled(self._db):
             self._supervisor.spawn(f"sandbox of run {run.id}", partial(self._settle, run))
 
     async def _shift_timeouts(self) -> None:
-        """Let agents have the time they were given where the clock was changed meanwhile."""
+        """Move the deadlines of runs if the system clock was changed."""
         jump = self._clock.jump() or 0.0
         if abs(jump) < _JUMP_SECONDS:
             return
@@ -138,14 +138,14 @@ class Follower:
             else:
                 await self._commands.watch(run, view, self._end)
             await self._enforce_timeout(run, view)
-        elif timedelta(0) <= now() - view.conversation.updated_at < _REST:
+        elif timedelta(0) <= now() - view.conversation.updated_at < _IDLE_TIME:
             self._schedule(view.conversation.id)
         else:
             run_end = await self._with_details(view.conversation.id, run_end)
             await self._conclude(run, run_end, view)
 
     async def _conclude(self, run: Run, run_end: RunEnd, view: ConversationView) -> None:
-        """End a run, once what it has made of an issue is published."""
+        """End a run; if it works for a git host, its result is published first."""
         work = await WorkTable.of_conversation(self._db, view.conversation.id)
         if work is None:
             await self._end(run, run_end)
@@ -153,7 +153,7 @@ class Follower:
             self._publisher.publish_end(run, work, view, run_end, self._end)
 
     async def _enforce_timeout(self, run: Run, view: ConversationView) -> None:
-        """Stop a run that takes too long; its time begins when its agent can work."""
+        """Stop a run that exceeds its time limit, counted from when its agent is ready."""
         if run.timeout_at is None and view.conversation.is_ready:
             automation = await AutomationTable.find(self._db, run.automation_id)
             seconds = automation.definition.timeout if automation else None
@@ -167,14 +167,14 @@ class Follower:
         seconds_left = (run.timeout_at - now()).total_seconds()
         if seconds_left <= 0:
             await stop_run(self._messages, run)
-            detail = "It took longer than its automation allows"
+            detail = "It exceeded the time limit of its automation"
             run_end = RunEnd(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
             await self._conclude(run, run_end, view)
         else:
             self._sweep_at = min(self._sweep_at, monotonic() + seconds_left)
 
     async def _with_details(self, conversation_id: str, run_end: RunEnd) -> RunEnd:
-        """Return an end with what the agent has said last, or what went wrong."""
+        """Add the agent's last message, or the detail of its error, to an outcome."""
         events, _ = await self._events.search(conversation_id, _NEWEST, page_id=None, limit=_LAST)
         if run_end.status is RunStatus.COMPLETED:
             return msgspec.structs.replace(run_end, result=last_words(events) or "")
@@ -190,7 +190,7 @@ class Follower:
         self._on_end()
 
     async def _settle(self, run: Run) -> None:
-        """Do with the sandbox of a run that is over what its automation says, unless it is too early."""
+        """Release the sandbox of a finished run as its automation says, unless it is too early."""
         if run.status is RunStatus.CANCELLED:
             await self._publisher.say_stopped(run)
         automation = await AutomationTable.find(self._db, run.automation_id)
@@ -198,18 +198,18 @@ class Follower:
             await self._db.write(lambda tx: RunTable.settle(tx, run.id))
 
     async def _release_sandbox(self, run: Run, keep_alive: bool | None) -> bool:
-        """Have it rest or go, unless others live in it; say whether nothing is left to be done."""
+        """Pause or delete the sandbox unless conversations share it; return whether this is done."""
         [view] = await self._conversations.find_many(run.user_id, [run.conversation_id or ""])
         if keep_alive or view is None or view.sandbox is None:
             return True
         sandbox_id = view.sandbox.id
-        mates = ConversationQuery(
+        sharing = ConversationQuery(
             sandbox_id=sandbox_id, include_children=True, include_starting=True
         )
-        if await self._conversations.count(run.user_id, mates) > 1:
+        if await self._conversations.count(run.user_id, sharing) > 1:
             return True
         if view.conversation.has_run_queued or view.execution_status in AT_WORK:
-            # Somebody has said more since, and what comes of that ends later; or it was just stopped.
+            # A user has continued the conversation, or the agent has not stopped yet.
             age = now() - (run.completed_at or now())
             return run.status is RunStatus.COMPLETED or age > _STOP_TIME
         try:
@@ -217,13 +217,13 @@ class Follower:
                 await self._sandboxes.delete(run.user_id, sandbox_id)
             elif view.sandbox_status is SandboxStatus.RUNNING:
                 is_over = now() - (run.completed_at or now()) > _STOP_TIME
-                # Where somebody uses it right now, it is tried again for a while.
+                # If a user is using it right now, this is retried for a while.
                 return (
                     await self._sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
                     or is_over
                 )
         except AgentsvcError as exc:
-            # It is tried again, or left to the rules for idle ones.
+            # It is retried, or left to the idle rules.
             extra = {"sandbox_id": sandbox_id, "reason": exc.message}
             log.warning("sandbox of a run not paused or deleted", extra=extra)
             return not exc.may_pass

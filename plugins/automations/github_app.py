@@ -1,7 +1,7 @@
-"""GitHub Apps: each of a user, for the repositories that it is installed for.
+"""GitHub Apps: one per user, for the repositories on which it is installed.
 
-The server signs with the App's key, and gets a token of each repository by it, which works for an hour.
-Neither leaves it but for the App's own host: no sandbox, and no answer of the API, has one of them.
+The server signs with the App's key, and so gets a token for each repository, valid for an hour. Keys
+and tokens are sent only to the App's own host, never to a sandbox or in an API response.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from agentsvc.extension.conversations import Provider, check_repository
 from agentsvc.extension.git import GitApi, GitProviders, ProviderToken, part_of
 from agentsvc.extension.storage import Database, Queryable, Records, Transaction, Vault, row_of
 
-_MOVED: Final = re.compile(r"/repositories/([0-9]{1,15})/installation")
-"""Where GitHub redirects to for a repository that was renamed."""
-_LONGEST: Final = 3600.0
+_RENAMED: Final = re.compile(r"/repositories/([0-9]{1,15})/installation")
+"""Path to which GitHub redirects if the repository was renamed."""
+_MAX_LIFETIME: Final = 3600.0
 _MARGIN: Final = 300.0
-_RENEWALS: Final = 60.0
-"""A token that is refused sooner after another one was is not to blame."""
+_RENEWAL_INTERVAL: Final = 60.0
+"""Minimum seconds between renewals: a new token that is refused sooner is not the cause."""
 
 
 class GithubApp(msgspec.Struct, frozen=True, kw_only=True):
-    """An App as it is stored; `id` is that of its record, `app_id` what GitHub calls it."""
+    """A stored App; `id` is the id of its row, `app_id` the one at GitHub."""
 
     id: str
     user_id: str
@@ -46,23 +46,23 @@ class GithubApp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an App is a secret."""
+    """The secrets of an App."""
 
     private_key: str = ""
     webhook_secret: str = ""
 
 
 class _CachedToken(msgspec.Struct, kw_only=True):
-    """A token for a repository, until a moment of the clock that never goes back."""
+    """A token for a repository; `until` is a time of the monotonic clock."""
 
     token: ProviderToken
     until: float
     sealed: bytes
-    """What the App had when it was given: another key, or another App, gets another one."""
+    """The App's sealed secrets at that time; if they change, the token is fetched again."""
 
 
 class GithubApps:
-    """Keeps the Apps of users, and lends the tokens of their repositories to the server."""
+    """Stores the Apps of users, and lends tokens for their repositories to the server."""
 
     def __init__(self, db: Database, vault: Vault, git: GitProviders) -> None:
         self._db = db
@@ -79,9 +79,9 @@ class GithubApps:
         return found
 
     async def store(self, user_id: str, app_id: str, given: AppKeys, host: str | None) -> GithubApp:
-        """Make this the App of a user, if GitHub knows it by its key; what is not given stays.
+        """Store the App of a user if GitHub accepts its key; secrets that are not given stay.
 
-        Raises InvalidRequest for what is no key, NotAuthenticated for one that is not the App's, and as
+        Raises InvalidRequest for an invalid key, NotAuthenticated for one that is not the App's, and as
         the host's `Api`.
         """
         before = await AppTable.find(self._db, user_id)
@@ -112,12 +112,12 @@ class GithubApps:
         return await self.get(user_id)
 
     async def delete(self, user_id: str) -> None:
-        """Forget the App of a user; raises NotFound."""
+        """Delete the App of a user; raises NotFound."""
         if not await self._db.write(lambda tx: AppTable.delete(tx, user_id)):
             raise NotFound("There is no GitHub App")
 
     async def lend(self, user_id: str, provider: Provider, repository: str) -> ProviderToken | None:
-        """Return the token for a repository, None for a user without an App; raises as `Api`."""
+        """Return the App's token for a repository, or None without an App; raises as `Api`."""
         if provider is not Provider.GITHUB or "://" in repository:
             return None
         app = await AppTable.find(self._db, user_id)
@@ -130,39 +130,39 @@ class GithubApps:
         return cached.token
 
     def renew(self, user_id: str, repository: str, refused: ProviderToken) -> bool:
-        """Have a token replaced that was refused; False if it is no App's, or was replaced just now."""
+        """Discard a refused token; False if it is not an App's, or its predecessor was just discarded."""
         key = (user_id, repository)
         cached = self._tokens.get(key)
         if cached is not None and (cached.token != refused or not cached.until):
-            # Another call has seen to it.
+            # Another call has discarded it already.
             return True
         if cached is None or monotonic() < self._renewed.get(key, 0.0):
             return False
-        cached.until, self._renewed[key] = 0.0, monotonic() + _RENEWALS
+        cached.until, self._renewed[key] = 0.0, monotonic() + _RENEWAL_INTERVAL
         return True
 
     def keys_of(self, app: GithubApp) -> AppKeys:
-        """Return what of an App is a secret."""
+        """Decrypt the secrets of an App."""
         return _keys.decode(self._vault.unseal(app.sealed, _context(app.user_id)))
 
     # Inside
 
     async def _api(self, app: GithubApp) -> GitApi:
-        """Return the host's API as the App itself opens it."""
+        """Return the host's API, authenticated as the App itself."""
         private_key = self.keys_of(app).private_key
         text = await asyncio.to_thread(_signed, app.app_id, private_key)
         token = ProviderToken(token=Secret(text), host=app.host)
         return await self._git.api(app.user_id, Provider.GITHUB, token)
 
     async def _fetch(self, app: GithubApp, repository: str) -> _CachedToken:
-        """Get a token for one repository and no other."""
+        """Fetch a token that is limited to one repository."""
         owner, name = check_repository(repository, Provider.GITHUB)
         api = await self._api(app)
         what = f"the GitHub App `{app.slug}`"
         try:
             place = f"/repos/{quote(owner)}/{quote(name)}/installation"
             answer = await api.call("GET", place)
-            found, moved = answer.value, _MOVED.search(answer.path)
+            found, moved = answer.value, _RENAMED.search(answer.path)
             if part_of(found, "suspended_at"):
                 raise NotAllowed(f"The installation of {what} for `{owner}` is suspended")
             path = f"/app/installations/{quote(part_of(found, 'id'), safe='')}/access_tokens"
@@ -177,14 +177,14 @@ class GithubApps:
         token, expires_at = part_of(made, "token"), parse_time(part_of(made, "expires_at"))
         if not token or expires_at is None:
             raise api.unavailable("unexpected answer")
-        # The clock of this machine may be wrong.
-        seconds = min((expires_at - now()).total_seconds(), _LONGEST) - _MARGIN
+        # Bounded, because the clock of this machine may be wrong.
+        seconds = min((expires_at - now()).total_seconds(), _MAX_LIFETIME) - _MARGIN
         lent = ProviderToken(token=Secret(token), host=app.host)
         return _CachedToken(token=lent, until=monotonic() + max(seconds, 1.0), sealed=app.sealed)
 
 
 def _signed(app_id: str, private_key: str) -> str:
-    # Few servers have Apps, and what signs takes a while to import.
+    # Imported on demand: few servers have Apps, and `cryptography` is slow to import.
     from .github_jwt import signed  # noqa: PLC0415
 
     return signed(app_id, private_key, now())
@@ -198,11 +198,11 @@ _keys = msgspec.json.Decoder(AppKeys)
 
 
 class AppTable(Records[GithubApp], table="plugin_automations_apps", key="user_id"):
-    """The SQL of GitHub Apps, of which a user has one."""
+    """The SQL of GitHub Apps, one per user."""
 
     @staticmethod
     async def put(tx: Transaction, app: GithubApp) -> None:
-        """Store the App of a user in the place of another one, whose record it goes on with."""
+        """Insert the App of a user, or update the existing row, which keeps its id."""
         otherwise = """
             ON CONFLICT (user_id) DO UPDATE
             SET app_id = excluded.app_id, slug = excluded.slug, host = excluded.host,
@@ -213,5 +213,5 @@ class AppTable(Records[GithubApp], table="plugin_automations_apps", key="user_id
 
     @classmethod
     async def find(cls, source: Queryable, key: str) -> GithubApp | None:
-        """Return an App by the id of its record, or that of its user."""
+        """Return an App by the id of its row or of its user."""
         return await cls.first(source, "WHERE t.id = :name OR t.user_id = :name", name=key)

@@ -1,4 +1,4 @@
-"""Signs the JSON web token of a GitHub App (RS256). Imported with the first App."""
+"""Signs the JSON web token of a GitHub App (RS256). Imported on first use."""
 
 from base64 import urlsafe_b64encode
 from datetime import datetime
@@ -13,15 +13,15 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from agentsvc.base import InvalidRequest
 
-_SMALLEST: Final = 2048
+_MIN_BITS: Final = 2048
 _PAST_SECONDS: Final = 60
-"""How far the clock of GitHub may be behind."""
+"""How far GitHub's clock may be behind."""
 _SECONDS: Final = 540
-"""GitHub takes at most ten minutes."""
+"""Validity of the token; GitHub accepts at most ten minutes."""
 
 
 def signed(app_id: str, private_key: str, moment: datetime) -> str:
-    """Return what shows to GitHub for some minutes that one is an App. Takes a while."""
+    """Return a token that authenticates the App to GitHub for some minutes. Slow."""
     at = int(moment.timestamp())
     claims = {"iat": at - _PAST_SECONDS, "exp": at + _SECONDS, "iss": app_id}
     text = f"{_encoded({'alg': 'RS256', 'typ': 'JWT'})}.{_encoded(claims)}"
@@ -34,9 +34,9 @@ def _read_key(text: str) -> RSAPrivateKey:
         key = load_pem_private_key(text.encode(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
-    if not isinstance(key, RSAPrivateKey) or key.key_size < _SMALLEST:
+    if not isinstance(key, RSAPrivateKey) or key.key_size < _MIN_BITS:
         raise InvalidRequest(
-            f"This is no RSA key of at least {_SMALLEST} bits in PEM, without a password",
+            f"The key must be RSA of at least {_MIN_BITS} bits, in PEM, without a password",
             loc=("body", "private_key"),
         )
     return key

@@ -1,4 +1,4 @@
-"""Asks a git host of one repository about issues and pull requests, as the table of hosts says."""
+"""Calls a git host's API for issues and pull requests of a repository, by the table of hosts."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,32 +13,32 @@ from agentsvc.extension.git import Hosting, Lookup, find, part_of, resolve
 from .hosts import HOSTS, Body
 
 type HostRecord = dict[str, str]
-"""A thing at a host: the parts that the table names, as texts."""
+"""An object of a host's API: the parts that the table names, as strings."""
 
 MARK: Final = "<!-- agentsvc:{id} -->"
-"""What the server's own comments and pull requests begin with, by which it finds them again."""
+"""Beginning of the server's own comments and pull requests, by which it finds them again."""
 
-_SIZE: Final = 50
+_PAGE_SIZE: Final = 50
 _MAX_PAGES: Final = 10
 
 
 class HostCalls:
-    """The calls about one repository, as the token of one user opens it; they raise as `Api`."""
+    """The API calls for one repository with the token of one user; they raise as `Api`."""
 
     def __init__(self, hosting: Hosting, repository: str) -> None:
         self._api = hosting.api
         segments = check_repository(repository, self._api.provider)
         self._host = HOSTS[self._api.provider]
         self._place = hosting.place(repository)
-        self._sized = {hosting.size: _SIZE}
+        self._sized = {hosting.size: _PAGE_SIZE}
         self._names = {"owner": segments[0], "name": segments[-1]}
 
     async def changed(
         self, since: str, etag: str, *, pulls: bool = False
     ) -> tuple[list[HostRecord], str]:
-        """Return the open issues that were changed since a time, none if all is as it was then, and an ETag.
+        """Return the open issues changed since a time, or none if the ETag still holds, and an ETag.
 
-        Of pull requests it returns all that are open.
+        With `pulls`, return all open pull requests instead.
         """
         lookup = self._host.updated
         if pulls:
@@ -48,14 +48,14 @@ class HostCalls:
         if answer.status == HTTPStatus.NOT_MODIFIED:
             return [], etag
         found = self._records(lookup, answer.value)
-        if len(found) >= _SIZE:
+        if len(found) >= _PAGE_SIZE:
             found += await self._list_all(lookup, {"since": since}, first=2)
         etag = answer.headers.get("ETag", "")
-        # Others cannot be stored or sent.
+        # An ETag with other characters cannot be stored or sent.
         return found, etag if etag.isascii() and etag.isprintable() else ""
 
     async def name(self) -> str:
-        """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""
+        """Return the current name of the repository; the host redirects from a former name."""
         lookup = Lookup("{repo}", {"name": self._host.full_name})
         return (await self._get(lookup, {}))["name"]
 
@@ -73,25 +73,25 @@ class HostCalls:
         return found
 
     async def comments(self, number: str, *, is_pull: bool = False) -> list[HostRecord]:
-        """Return the comments of an issue, oldest first, or those of a pull request as a whole."""
+        """Return the comments of an issue, or the general ones of a pull request, oldest first."""
         return await self._list_all(self._host.comments, self._below(number, is_pull=is_pull))
 
     async def pull_comments(self, number: str) -> list[HostRecord]:
-        """Return what was said about a pull request, oldest first."""
+        """Return the comments and reviews of a pull request that have a text, oldest first."""
         found: list[HostRecord] = []
         for lookup in self._host.pull_comments:
             found += await self._list_all(lookup, {"number": number})
         return sorted((one for one in found if one["text"]), key=lambda one: one["at"])
 
     async def who_labelled(self, number: str, label: str) -> str:
-        """Return who has given an issue a label last; empty where the host does not tell."""
+        """Return the account that last added a label to an issue; empty if the host does not say."""
         if self._host.labelled is None:
             return ""
         found = await self._list_all(self._host.labelled, {"number": number})
         return next((one["actor"] for one in reversed(found) if one["label"] == label), "")
 
     async def may_write(self, actor: str) -> bool:
-        """Tell whether somebody may write to the repository."""
+        """Return whether an account may write to the repository."""
         if not actor:
             return False
         lookup = self._host.access
@@ -108,12 +108,12 @@ class HostCalls:
         )
 
     async def find_comment(self, number: str, mark: str, *, is_pull: bool = False) -> str | None:
-        """Return the id of the comment of an issue or a pull request that begins with a mark."""
+        """Return the id of the comment that begins with a mark, or None."""
         found = await self.comments(number, is_pull=is_pull)
         return next((one["id"] for one in found if one["text"].startswith(mark)), None)
 
     async def write_comment(self, number: str, text: str, *, is_pull: bool = False) -> str:
-        """Write a comment below an issue or a pull request, and return its id."""
+        """Write a comment on an issue or a pull request, and return its id."""
         below = self._below(number, is_pull=is_pull)
         path = self._host.comments.path.partition("?")[0]
         made = await self._send(f"POST {path}", self._host.comment, {**below, "text": text})
@@ -128,7 +128,7 @@ class HostCalls:
         await self._send(self._host.edit, self._host.comment, values)
 
     async def find_pull(self, branch: str) -> HostRecord | None:
-        """Return the pull request of a branch of the repository, and not of a fork's."""
+        """Return the pull request of a branch of the repository itself, not of a fork."""
         found = await self._list_all(self._host.pulls, {"branch": branch})
         own = (one for one in found if one["source"] == one["target"])
         return next((one for one in own if one["branch"] == branch), None)
@@ -141,12 +141,12 @@ class HostCalls:
         return self._record(pulls, made)
 
     async def pull_state(self, number: str) -> str:
-        """Return what the host calls the state of a pull request, empty for an open one."""
+        """Return the host's name of a pull request's state in lower case; empty if it is open."""
         state = (await self._get(self._below_pulls("/{number}"), {"number": number}))["state"]
         return "" if state == self._host.is_open else state.lower()
 
     async def failed_checks(self, commit: str) -> list[str]:
-        """Return the names of the checks of a commit that have failed."""
+        """Return the names of the failed checks of a commit."""
         found: list[HostRecord] = []
         for lookup in self._host.checks:
             found += await self._list_all(lookup, {"commit": commit})
@@ -170,10 +170,10 @@ class HostCalls:
         for page in range(first, first + _MAX_PAGES):
             sized = {**query, **self._sized, "page": page}
             last, value = value, (await self._api.call("GET", path, query=sized)).value
-            if value == last:  # Forgejo and Gitea have all comments on each page
+            if value == last:  # Forgejo and Gitea return all comments on each page
                 break
             found += self._records(lookup, value)
-            if len(_items(lookup, value)) < _SIZE:
+            if len(_items(lookup, value)) < _PAGE_SIZE:
                 break
         return found
 

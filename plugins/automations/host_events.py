@@ -1,4 +1,4 @@
-"""Reads events out of a git host's webhook deliveries and polled lists. Pure."""
+"""Parses events from a git host's webhook deliveries and polled lists. Pure."""
 
 import hmac
 import re
@@ -19,13 +19,13 @@ from .model import GitSubject, GitTrigger
 from .signature import key_of
 
 OWN: Final = "<!-- agentsvc:"
-"""What nobody else's comment begins with; one's own say nothing."""
+"""Beginning of the server's own comments, which are ignored as events."""
 
-_LONGEST: Final = 200
+_MAX_LENGTH: Final = 200
 
 
 class HostEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that has happened; what it was about is asked at the host."""
+    """An event at a git host; its details are fetched from the host later."""
 
     kind: Kind
     number: str = ""
@@ -36,7 +36,7 @@ class HostEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What it is known by, however it was heard of."""
+        """The key of the event, the same for a delivery and a poll."""
         if self.kind is Kind.CHECK:
             return f"check:{self.id}"
         return f"{'pull' if self.is_pull else 'issue'}:{self.number}:{self.kind}:{self.id}"
@@ -45,7 +45,7 @@ class HostEvent(msgspec.Struct, frozen=True, kw_only=True):
 def check_sender(
     provider: Provider, headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime
 ) -> None:
-    """Raise NotAuthenticated unless the host has signed a delivery with the secret."""
+    """Raise NotAuthenticated unless a delivery is signed with the secret, or shows it (GitLab)."""
     token = headers.get("X-Gitlab-Token")
     if provider is not Provider.GITLAB or token is None:
         key_of(headers, body, secret, now)
@@ -56,7 +56,7 @@ def check_sender(
 def events_in(
     provider: Provider, trigger: GitTrigger, headers: Mapping[str, str], payload: Any
 ) -> list[HostEvent]:
-    """Return what a delivery says that counts for a trigger."""
+    """Return the events of a delivery that are relevant to a trigger."""
     host = HOSTS[provider]
     named = next((headers[name] for name in host.event_headers if name in headers), None)
     if named is None:
@@ -64,7 +64,7 @@ def events_in(
     action = part_of(payload, host.event) if host.event else ""
     event = f"{named}.{action}" if action else named
     found = [
-        _read(rule, payload)
+        _event_by(rule, payload)
         for rule in host.rules
         if fnmatchcase(event, rule.event)
         and all(
@@ -78,7 +78,7 @@ def events_in(
 def events_of_issue(
     trigger: GitTrigger, issue: HostRecord, comments: Iterable[HostRecord]
 ) -> list[HostEvent]:
-    """Return what a look at an issue says that counts for a trigger."""
+    """Return the events of a polled issue that are relevant to a trigger."""
     number = issue["number"]
     found = [HostEvent(kind=Kind.LABEL, number=number, id=issue.get("labels", ""))]
     found += [event_of(one, Kind.COMMENT, number=number) for one in comments]
@@ -86,13 +86,13 @@ def events_of_issue(
 
 
 def event_of(comment: HostRecord, kind: Kind, *, number: str, is_pull: bool = False) -> HostEvent:
-    """Return what a comment below an issue or a pull request is."""
-    said = {name: comment[name] for name in ("id", "actor", "text")}
-    return HostEvent(kind=kind, number=number, is_pull=is_pull, **said)
+    """Return the event of a comment on an issue or a pull request."""
+    known = {name: comment[name] for name in ("id", "actor", "text")}
+    return HostEvent(kind=kind, number=number, is_pull=is_pull, **known)
 
 
 def relevant(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
-    """Return an event as it counts for a trigger, or nothing."""
+    """Return an event as the trigger records it, or no event if it is irrelevant."""
     if event.text.startswith(OWN) or (not event.number and event.kind is not Kind.CHECK):
         return []
     if event.kind is Kind.CLOSED:
@@ -109,23 +109,23 @@ def relevant(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
 
 
 def mentions(trigger: GitTrigger, text: str) -> bool:
-    """Tell whether a text speaks to the account of a trigger."""
+    """Return whether a text mentions the account of a trigger."""
     if trigger.mention is None:
         return False
     name = re.escape(trigger.mention.removesuffix("[bot]"))
     return bool(re.search(rf"(?<![\w@./-])@{name}(?![\w/-])", text, re.IGNORECASE))
 
 
-def _read(rule: Rule, payload: Any) -> HostEvent:
+def _event_by(rule: Rule, payload: Any) -> HostEvent:
     identity = part_of(payload, rule.id) if rule.id else ""
     if rule.kind is Kind.CHECK:
         identity = identity.rpartition("/")[2]
     return HostEvent(
         kind=rule.kind,
-        number=part_of(payload, rule.number)[:_LONGEST] if rule.kind is not Kind.CHECK else "",
+        number=part_of(payload, rule.number)[:_MAX_LENGTH] if rule.kind is not Kind.CHECK else "",
         is_pull=rule.pull == "*"
         or (bool(rule.pull) and part_of(payload, rule.pull) not in ("", "false")),
         id=identity,
-        actor=part_of(payload, rule.actor)[:_LONGEST],
+        actor=part_of(payload, rule.actor)[:_MAX_LENGTH],
         text=part_of(payload, rule.text) if rule.text else "",
     )

@@ -1,7 +1,7 @@
 """A table of git hosts: their webhook events and API calls for issues and pull requests.
 
-A name of a part is that of a prompt's place, `issue.user.login`. In a path, `{repo}` is the
-repository, `{number}` an issue or a pull request, and so on; what is put in is quoted.
+Parts are named as in the placeholders of a prompt: `issue.user.login`. In a path, `{repo}` is the
+repository, `{number}` an issue or a pull request, and so on; values are percent-encoded.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ from agentsvc.extension.git import Lookup, parts
 
 
 class Kind(StrEnum):
-    """What has happened at a host."""
+    """The kind of an event at a host."""
 
     LABEL = "label"
-    """An issue has got a label"""
+    """A label was added to an issue"""
     COMMENT = "comment"
-    """Somebody has written below an issue or a pull request"""
+    """A comment was added to an issue or a pull request"""
     REVIEW = "review"
-    """Somebody has reviewed a pull request"""
+    """A pull request was reviewed"""
     CLOSED = "closed"
     """A pull request was merged or closed"""
     CHECK = "check"
@@ -33,24 +33,24 @@ class Kind(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What in a delivery means that something has happened."""
+    """A pattern of deliveries, and the event that they report."""
 
     event: str
     """Pattern of the event's name and its action."""
     kind: Kind
     when: Mapping[str, str] = {}
-    """Values that parts have to have; `*` for any."""
+    """Required values of parts; `*` for any that is not empty."""
     number: str = "issue.number"
     pull: str = ""
-    """The part that is there if it is a pull request; `*` if it always is."""
+    """The part that exists only for a pull request; `*` if it always is one."""
     id: str = ""
-    """What is known of it by nobody else; of a check, its commit."""
+    """The part that identifies the event; of a check, its commit."""
     actor: str = "sender.login"
     text: str = ""
 
 
 type Body = Callable[[Mapping[str, str]], Mapping[str, Any]]
-"""Makes of values what is sent."""
+"""Builds a request body from values."""
 
 
 def _body(of: Mapping[str, str]) -> Mapping[str, Any]:
@@ -66,34 +66,34 @@ def _pull_body(of: Mapping[str, str], **more: Any) -> Mapping[str, Any]:
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of host."""
+    """One kind of git host."""
 
     event_headers: tuple[str, ...] = ()
     event: str = "action"
-    """Part of a delivery that says what its action is."""
+    """Part of a delivery that names its action."""
     rules: tuple[Rule, ...]
     full_name: str = "full_name"
-    """Part of what is there that is the name of the repository now."""
+    """Part of a repository that is its current name."""
     updated: Lookup
-    """The issues that have changed; each is where its number is below `issues`."""
+    """The issues that have changed; the path of each is its number below `issues`."""
     comments: Lookup
-    """The comments of one, where others are written, too."""
+    """The comments of an issue; new ones are posted to the same path."""
     pull_comments: tuple[Lookup, ...]
     comment: Body = _body
     edit: str = "PATCH {repo}/issues/comments/{id}"
-    """How a comment gets another text."""
+    """The request that replaces the text of a comment."""
     labelled: Lookup | None
     access: Lookup
     may_write: frozenset[str]
     pulls: Lookup
-    """The pull requests of a branch. Each is where its number is below them, and they are opened there."""
+    """The pull requests of a branch. The path of each is its number below this one; new ones are posted to it."""
     open_pull: Body
     is_open: str
-    """The state of a pull request that is open."""
+    """The state of an open pull request."""
     below_pulls: str = "issues"
-    """What has the comments of a pull request, in a path."""
+    """Path segment that contains the comments of a pull request."""
     commit: Lookup | None = None
-    """Where the whole name of a commit is found; None if a pull request has it."""
+    """Finds the full hash of a commit; None if a pull request contains it."""
     checks: tuple[Lookup, ...]
 
 
@@ -294,14 +294,14 @@ _GITLAB: Final = Host(
     ),
 )
 
-_SAID: Final = parts(
+_BB_COMMENT: Final = parts(
     "id text=content.raw author=user.display_name actor=user.uuid at=created_on path=inline.path"
 )
-_TICKET: Final = parts(
+_BB_ISSUE: Final = parts(
     "number=id title text=content.raw author=reporter.display_name at=updated_on "
     "created=created_on state"
 )
-_REQUEST: Final = parts(
+_BB_PULL: Final = parts(
     "number=id title text=description author=author.display_name created=created_on "
     "url=links.html.href state branch=source.branch.name commit=source.commit.hash "
     "base=destination.branch.name source=source.repository.full_name "
@@ -309,7 +309,7 @@ _REQUEST: Final = parts(
 )
 
 
-_SAYS: Final = partial(Rule, id="comment.id", actor="comment.user.uuid")
+_BB_RULE: Final = partial(Rule, id="comment.id", actor="comment.user.uuid")
 _BITBUCKET: Final = Host(
     event_headers=("X-Event-Key",),
     event="",
@@ -319,7 +319,7 @@ _BITBUCKET: Final = Host(
             for of, pull in (("issue", ""), ("pullrequest", "*"))
             for rule in (
                 Rule(f"{of}:created", Kind.OPENED, number=f"{of}.id", pull=pull),
-                _SAYS(
+                _BB_RULE(
                     f"{of}:comment_created",
                     Kind.COMMENT,
                     number=f"{of}.id",
@@ -328,7 +328,7 @@ _BITBUCKET: Final = Host(
                 ),
             )
         ),
-        _SAYS(
+        _BB_RULE(
             "pullrequest:comment_created",
             Kind.REVIEW,
             when={"comment.inline": "*"},
@@ -348,11 +348,11 @@ _BITBUCKET: Final = Host(
     ),
     updated=Lookup(
         '{repo}/issues?q=updated_on >= {since} AND state != "closed"&sort=updated_on',
-        _TICKET,
+        _BB_ISSUE,
         items="values",
     ),
-    comments=Lookup("{repo}/{below}/{number}/comments", _SAID, items="values"),
-    pull_comments=(Lookup("{repo}/pullrequests/{number}/comments", _SAID, items="values"),),
+    comments=Lookup("{repo}/{below}/{number}/comments", _BB_COMMENT, items="values"),
+    pull_comments=(Lookup("{repo}/pullrequests/{number}/comments", _BB_COMMENT, items="values"),),
     comment=_raw_body,
     edit="PUT {repo}/{below}/{number}/comments/{id}",
     labelled=None,
@@ -362,7 +362,7 @@ _BITBUCKET: Final = Host(
         items="values",
     ),
     may_write=frozenset({"admin", "write"}),
-    pulls=Lookup('{repo}/pullrequests?q=source.branch.name="{branch}"', _REQUEST, items="values"),
+    pulls=Lookup('{repo}/pullrequests?q=source.branch.name="{branch}"', _BB_PULL, items="values"),
     open_pull=lambda of: {
         "title": of["title"],
         "source": {"branch": {"name": of["branch"]}},

@@ -1,4 +1,4 @@
-"""The git hosts of automations, left alone for as long as they ask for it."""
+"""Access to the git hosts of automations; it waits out their rate limits."""
 
 import contextlib
 import logging
@@ -28,23 +28,23 @@ from .service import rename
 log = logging.getLogger(__name__)
 
 TRANSIENT: Final = (GitProviderUnavailable, GitProviderRateLimited, AgentUnavailable)
-"""What says nothing of a repository: it is tried again, for so long:"""
+"""Errors that are not about the repository: the call is retried, for at most `RETRIED_FOR`."""
 RETRIED_FOR: Final = timedelta(hours=1)
 
-_LEAST_REST: Final = 15.0
+_MIN_RETRY_SECONDS: Final = 15.0
 _GIT_SECONDS: Final = 300.0
 
 
 class TokenRenewed(GitProviderUnavailable):
-    """The token of a GitHub App was refused before its time: it is tried at once with another."""
+    """The token of a GitHub App was refused before it expired; retry at once with a new one."""
 
 
 class RepositoryRenamed(GitProviderUnavailable):
-    """The repository has got another name, which is stored: it is tried at once with that."""
+    """The repository was renamed, and the new name is stored; retry at once with it."""
 
 
 class IssueHosts:
-    """Opens the APIs of hosts, with the tokens of the users whose automations need them, or of their Apps."""
+    """Opens the APIs of hosts with the tokens of the automations' users, or of their Apps."""
 
     def __init__(self, db: Database, git: GitProviders, apps: GithubApps) -> None:
         self._db = db
@@ -54,7 +54,7 @@ class IssueHosts:
 
     @contextlib.asynccontextmanager
     async def calls(self, automation: Automation) -> AsyncIterator[HostCalls]:
-        """Return the calls to the host of an automation; one that asked to be left alone is not called."""
+        """Yield the API calls for an automation; while its host limits the rate, raise that error."""
         provider = automation.definition.host
         key = (automation.user_id, provider.value)
         until, error = self._paused.get(key, (0.0, None))
@@ -72,7 +72,7 @@ class IssueHosts:
 
     @contextlib.asynccontextmanager
     async def checkout(self, automation: Automation) -> AsyncIterator[Checkout]:
-        """Return the repository of an automation, to fetch from and to push to."""
+        """Yield the repository of an automation, to fetch from and to push to."""
         provider = automation.definition.host
         opened = self._git.checkout(
             automation.user_id, automation.repository_name, provider, time_limit=_GIT_SECONDS
@@ -84,7 +84,7 @@ class IssueHosts:
     async def _recovering(
         self, automation: Automation, token: ProviderToken | None
     ) -> AsyncIterator[None]:
-        """Have a token replaced that is refused, and the name of a repository that has got another one."""
+        """Discard a refused token of an App, and store the new name of a renamed repository."""
         try:
             yield
         except NotFound as exc:
@@ -103,7 +103,7 @@ class IssueHosts:
             name = await HostCalls(hosting, before).name()
             check_repository(name, provider)
         except AgentsvcError:
-            # What was found out first is told.
+            # The caller raises the original error.
             return False
         if name.lower() == before.lower():
             return False
@@ -114,7 +114,7 @@ class IssueHosts:
 
 
 def retry_seconds(exc: AgentsvcError) -> float:
-    """Return how many seconds a host is left alone after an error."""
+    """Return how many seconds to wait after an error before calling the host again."""
     if isinstance(exc, TokenRenewed | RepositoryRenamed):
         return 0.0
-    return max(_LEAST_REST, getattr(exc, "retry_after_seconds", None) or 0.0)
+    return max(_MIN_RETRY_SECONDS, getattr(exc, "retry_after_seconds", None) or 0.0)

@@ -1,6 +1,7 @@
-"""Begins and goes on with conversations about issues, for who may write to the repository.
+"""Starts and continues conversations about issues and pull requests at git hosts.
 
-Nothing that comes from outside decides what a conversation may do: sandbox, network, branch and limits
+Except for triggers on everything that is opened, the author of an event needs write access to the
+repository. No outside input decides what a conversation may do: sandbox, network, branch and limits
 are those of the automation, and no secret of its user is in the sandbox.
 """
 
@@ -30,52 +31,52 @@ from .work_table import WorkTable, find_meant
 log = logging.getLogger(__name__)
 
 MAX_REPAIRS: Final = 3
-"""How often an agent is told of failed checks of one pull request."""
+"""How many times an agent is told about failed checks of one pull request."""
 
 _CLOSED: Final = frozenset(
     {"closed", "locked", "merged", "MERGED", "DECLINED", "SUPERSEDED"}
     | {"resolved", "invalid", "duplicate", "wontfix"}
 )
-"""What hosts call issues and pull requests with which nothing is to be done."""
+"""States of issues and pull requests that need no work, as the hosts name them."""
 _TITLE: Final = 200
 _LONGEST: Final = 20_000
 _RULES: Final = """
 
-You are in a clone of the repository, on a branch of your own that begins at `{base}`. Commit what you
-want to keep there; what is not committed is lost. You have no access to the host: push nothing and open
-no pull request, both is done for you from your commits when you finish. What you say last is shown
+You are in a clone of the repository, on a branch of your own that starts at `{base}`. Commit what you
+want to keep there; uncommitted changes are lost. You have no access to the host: push nothing and open
+no pull request, both are done for you from your commits when you finish. Your last message is shown
 there."""
 _NO_WORKFLOWS: Final = (
-    " Leave alone what the host runs by itself, such as `.github/` and `.gitlab-ci.yml`: nothing is"
-    " kept of commits that change it."
+    " Do not change what the host runs automatically, such as `.github/` and `.gitlab-ci.yml`: commits"
+    " that change it are rejected."
 )
-_LOOKING: Final = """
+_READ_ONLY_RULES: Final = """
 
-You are in a clone of the repository, and have no access to the host. Nothing that you commit is kept. What you
-say last is written below the {what}."""
-_COMPARED: Final = (
+You are in a clone of the repository, and have no access to the host. Nothing that you commit is kept. Your last
+message is posted as a comment on the {what}."""
+_DIFF_RULES: Final = (
     " What is checked out is the pull request's last commit; `git diff origin/{base}...HEAD` shows what"
     " it changes, or without a merge base `git diff origin/{base} HEAD`."
 )
-_SAID: Final = (
+_FEEDBACK: Final = (
     "People who may write to the repository have said this about your work. Do what they ask for, on"
     " the same branch and within the same rules:\n\n"
 )
-_FAILED: Final = (
-    "Checks of what you have committed have failed. Find out why, mend it, and commit that on the same"
-    " branch. Their names:\n\n"
+_FAILED_CHECKS: Final = (
+    "Checks of your commits have failed. Find out why, fix the cause, and commit the fix on the same"
+    " branch. The names of the checks:\n\n"
 )
 
 type Claim = Callable[[Transaction, str], Awaitable[None]]
-"""Takes the run for a conversation, in the transaction that begins it."""
+"""Assigns the run to a conversation, in the transaction that starts or continues that."""
 
 
 class EventIgnored(Exception):
-    """The event starts nothing."""
+    """The event is ignored, and its run skipped."""
 
 
 class IssueStarter:
-    """Begins what events of git hosts ask for."""
+    """Starts or continues the conversations that events of git hosts ask for."""
 
     def __init__(self, server: Server, hosts: IssueHosts) -> None:
         self._db = server.database
@@ -84,9 +85,9 @@ class IssueStarter:
         self._hosts = hosts
 
     async def begin(self, automation: Automation, run: Run, event: HostEvent, claim: Claim) -> str:
-        """Begin a run or go on with an earlier one, and return its conversation.
+        """Start a conversation for a run or continue an earlier one, and return its id.
 
-        Raises EventIgnored for an event that is to start nothing, and as the host's `Api`.
+        Raises EventIgnored for an event to ignore, and as the host's `Api`.
         """
         if event.kind is Kind.OPENED:
             return await self._begin_opened(automation, run, event, claim)
@@ -109,38 +110,38 @@ class IssueStarter:
     async def begin_changes(
         self, automation: Automation, run: Run, payload: Any, claim: Claim
     ) -> str:
-        """Begin a run whose changes become a pull request, and return its conversation; raises as `begin`."""
+        """Start a run whose changes become a pull request, and return its conversation's id; raises as `begin`."""
         definition = automation.definition
         last = await WorkTable.last_pull(self._db, automation.id)
-        # Not one of another repository, which the automation had before.
+        # A pull request in a repository that the automation had before does not count.
         if last is not None and f"/{automation.repository_name}/".lower() in last.pull_url.lower():
             with contextlib.suppress(NotFound):
                 async with self._hosts.calls(automation) as calls:
                     if not await calls.pull_state(last.pull or ""):
-                        raise EventIgnored(f"Its pull request is open still: {last.pull_url}")
+                        raise EventIgnored(f"Its last pull request is still open: {last.pull_url}")
         [repository] = definition.repos or []
         async with self._hosts.checkout(automation) as checkout:
             asked = repository.ref
             head = await (checkout.branch(asked) if asked else checkout.head())
         about = {"number": "", "title": definition.name}
-        # There is nothing below which it could be said.
-        work = _work(automation, run, head, about, comment_id="")
+        # There is no issue to comment on.
+        work = _new_work(automation, run, head, about, comment_id="")
         text = fill(definition.prompt or "", payload, run.due_at) + _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
     async def _begin_opened(
         self, automation: Automation, run: Run, event: HostEvent, claim: Claim
     ) -> str:
-        """Begin with what was opened, to say something about it only."""
+        """Start a conversation that only comments on what was opened."""
         trigger = automation.definition.trigger
         if not isinstance(trigger, GitTrigger) or not relevant(trigger, event):
-            raise EventIgnored("The automation has another trigger by now")
+            raise EventIgnored("The trigger of the automation has changed since")
         try:
             async with self._hosts.calls(automation) as calls:
                 opened = await (calls.pull if event.is_pull else calls.issue)(event.number)
                 comments = await calls.comments(event.number) if not event.is_pull else []
             if opened["state"] in _CLOSED:
-                raise EventIgnored("It is closed by now")
+                raise EventIgnored("It has been closed since")
             if not event.is_pull:
                 return await self._begin_with_issue(
                     automation, run, opened, comments, claim=claim, is_answer=True
@@ -148,13 +149,13 @@ class IssueStarter:
             async with self._hosts.checkout(automation) as checkout:
                 base = await checkout.branch(opened["base"])
         except NotFound as exc:
-            # Nothing of that is the automation's failure.
+            # This does not count as a failure of the automation.
             raise EventIgnored(exc.message) from exc
         head = DefaultBranch(branch=base.branch, commit=opened["commit"])
-        work = _work(automation, run, head, opened, is_pull=True, is_answer=True)
+        work = _new_work(automation, run, head, opened, is_pull=True, is_answer=True)
         payload = {"pull_request": {**opened, "body": opened["text"]}}
         text = fill(automation.definition.prompt or "", payload, run.due_at)
-        text += _LOOKING.format(what="pull request") + _COMPARED.format(base=base.branch)
+        text += _READ_ONLY_RULES.format(what="pull request") + _DIFF_RULES.format(base=base.branch)
         return await self._begin(automation, run, text, work, claim, compared_to=base.commit)
 
     async def _begin_with_issue(
@@ -172,14 +173,14 @@ class IssueStarter:
         comments = [one for one in comments if not one["text"].startswith(OWN)]
         said = [{"author": one["author"], "text": one["text"]} for one in comments]
         payload = {"issue": {**issue, "body": issue["text"], "comments": said}}
-        names = tuple(map(_name, comments))
-        work = _work(automation, run, head, issue, told=names, is_answer=is_answer)
+        names = tuple(map(_key, comments))
+        work = _new_work(automation, run, head, issue, told=names, is_answer=is_answer)
         text = fill(automation.definition.prompt or "", payload, run.due_at)
-        text += _LOOKING.format(what="issue") if is_answer else _rules(automation, head)
+        text += _READ_ONLY_RULES.format(what="issue") if is_answer else _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
     async def _find_active(self, automation: Automation, event: HostEvent) -> WorkItem | None:
-        """Return what an event is about, if its conversation has a sandbox to go on in."""
+        """Return the open work that an event is about, if its conversation still has a sandbox."""
         work = find_meant(await WorkTable.all_open(self._db, automation.id), event)
         if work is None:
             return None
@@ -215,12 +216,12 @@ class IssueStarter:
             title=f"{definition.name}: {begun.title}"[:_TITLE] if begun.issue else definition.name,
         )
 
-        async def both(tx: Transaction, task: StartTask) -> None:
+        async def claim_both(tx: Transaction, task: StartTask) -> None:
             await claim(tx, task.conversation_id)
             work = msgspec.structs.replace(begun, conversation_id=task.conversation_id)
             await WorkTable.insert(tx, work)
 
-        task = await self._conversations.starts.start(run.user_id, order, claim=both)
+        task = await self._conversations.starts.start(run.user_id, order, claim=claim_both)
         return task.conversation_id
 
     async def _continue(
@@ -228,7 +229,7 @@ class IssueStarter:
     ) -> str:
         text, changes = await self._next_message(event, work, calls)
 
-        async def both(tx: Transaction) -> None:
+        async def claim_both(tx: Transaction) -> None:
             await claim(tx, work.conversation_id)
             await WorkTable.change(tx, work.id, **changes)
 
@@ -238,13 +239,13 @@ class IssueStarter:
             kind=PendingKind.MESSAGE,
             message=text_message(text),
         )
-        await self._messages.say_later(run.user_id, pending, claim=both)
+        await self._messages.say_later(run.user_id, pending, claim=claim_both)
         return work.conversation_id
 
     async def _next_message(
         self, event: HostEvent, work: WorkItem, calls: HostCalls
     ) -> tuple[str, dict[str, Any]]:
-        """Return what the agent is told, and what is to be remembered of that."""
+        """Return the message for the agent, and the fields of the work that it changes."""
         if event.kind is Kind.CHECK:
             if work.repairs >= MAX_REPAIRS:
                 raise EventIgnored(f"The agent was told {MAX_REPAIRS} times of failed checks")
@@ -252,14 +253,14 @@ class IssueStarter:
             if not names:
                 raise EventIgnored("No check of the commit fails any more")
             failed = marked("\n".join(names), _LONGEST)
-            return _FAILED + failed, {"repairs": work.repairs + 1}
+            return _FAILED_CHECKS + failed, {"repairs": work.repairs + 1}
         listed = (
             await calls.pull_comments(event.number)
             if event.is_pull
             else await calls.comments(event.number)
         )
         fresh = [
-            one for one in listed if _name(one) not in work.told and not one["text"].startswith(OWN)
+            one for one in listed if _key(one) not in work.told and not one["text"].startswith(OWN)
         ]
         allowed = {actor: await calls.may_write(actor) for actor in {one["actor"] for one in fresh}}
         said = [one for one in fresh if allowed[one["actor"]]]
@@ -268,11 +269,11 @@ class IssueStarter:
             log.info("event of a git host ignored", extra={"work_id": work.id, "reason": detail})
             raise EventIgnored(detail)
         parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _LONGEST)}" for one in said]
-        return _SAID + "\n\n".join(parts), {"told": (*work.told, *map(_name, said))}
+        return _FEEDBACK + "\n\n".join(parts), {"told": (*work.told, *map(_key, said))}
 
 
 def order_of(definition: Definition, text: str | None, **more: Any) -> StartOrder:
-    """Return what is ordered for a run, with what its agent is told first; more counts instead."""
+    """Return the start order of a run with the agent's first message; `more` overrides fields."""
     repository = definition.repository
     order = StartOrder(
         initial_message=None if text is None else text_message(text),
@@ -305,7 +306,7 @@ def _rules(automation: Automation, head: DefaultBranch) -> str:
     return _RULES.format(base=head.branch) + ("" if may_change else _NO_WORKFLOWS)
 
 
-def _work(
+def _new_work(
     automation: Automation, run: Run, head: DefaultBranch, about: HostRecord, **more: Any
 ) -> WorkItem:
     number = about["number"]
@@ -322,7 +323,7 @@ def _work(
     )
 
 
-def _name(comment: HostRecord) -> str:
+def _key(comment: HostRecord) -> str:
     return f"{comment['id']} {comment['at']}"
 
 

@@ -1,4 +1,4 @@
-"""Automations and their runs, as they are stored and as their API has them."""
+"""Types of automations and their runs, in the database and in the API."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -15,14 +15,14 @@ _YEAR_SECONDS: Final = 366 * 86400
 
 
 class Repository(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run works on."""
+    """The repository that a run works on."""
 
     url: SentRepository
     """Repository to clone: `owner/name`, or a URL"""
     ref: SentBranch | None = None
     """Branch to check out; null: the default branch"""
     provider: Provider | None = None
-    """Where the repository is; null: where the user has a token for and it is found"""
+    """Git host of the repository; null: a host that the user has a token for and that has the repository"""
 
 
 type Name = Annotated[
@@ -47,13 +47,13 @@ type Account = Annotated[
     str,
     matching(
         r"\A[A-Za-z0-9_.-]{1,100}(?:\[bot\])?\Z",
-        "of 1 to 100 letters, digits, `.`, `_` and `-`, and `[bot]` behind them or not",
+        "of 1 to 100 letters, digits, `.`, `_` and `-`, optionally followed by `[bot]`",
     ),
 ]
 
 
 class CronTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cron"):
-    """Starts runs at times of the clock."""
+    """Starts runs on a cron schedule."""
 
     schedule: Annotated[str, Meta(min_length=1, max_length=200)]
     """Cron expression of five fields, such as `0 9 * * 1-5`, or `@daily`"""
@@ -72,68 +72,68 @@ class WebhookTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     """Starts a run for each delivery to `events_path` that is signed with the automation's secret."""
 
     on: EventKeys | None = None
-    """Kinds of events that count, such as `issues.opened` or `pull_request.*`: the event that the
-    sender's header names, with the `action` of the payload behind a dot; or else the payload's
+    """Kinds of events to accept, such as `issues.opened` or `pull_request.*`: the event named by the
+    sender's header, followed by a dot and the payload's `action`; without such a header, the payload's
     `type`. Null: all"""
     when: Conditions | None = None
-    """Values that parts of the payload have to have, by names as in the prompt, such as `label.name`.
+    """Required values of parts of the payload, by names as in the prompt, such as `label.name`.
     Null: any"""
 
 
 class ManualTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="manual"):
-    """Starts runs by `dispatch` only, which the others take, too."""
+    """Starts runs by `dispatch` only, which works with all triggers except `git`."""
 
 
 class GitSubject(StrEnum):
-    """What at a git host starts runs."""
+    """The events of a git host that start runs."""
 
     REQUEST = "request"
-    """An issue that somebody who may write has labelled, or a mention by such a person"""
+    """An issue that was labelled, or a mention, by somebody with write access"""
     ISSUE = "issue"
-    """Each issue that is opened, by whomever; what is committed is not kept"""
+    """Each issue that is opened, whoever opens it; commits are not kept"""
     PULL_REQUEST = "pull_request"
-    """Each pull request that is opened, by whomever; what is committed is not kept"""
+    """Each pull request that is opened, whoever opens it; commits are not kept"""
 
 
 class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="git"):
-    """Starts a run for an issue or a pull request, below which the agent's last words are written.
+    """Starts a run for an issue or a pull request, and posts the agent's last message there as a comment.
 
-    Where somebody asks for it (`on` is `request`), the agent commits and the server opens a pull request.
+    If somebody asked for it (`on` is `request`), the agent commits and the server opens a pull request.
     `repos` names the repository, with `provider` `github`, `gitlab`, `forgejo` or `bitbucket`.
     """
 
     on: GitSubject = GitSubject.REQUEST
-    """What starts a run; `label` and `mention` count with `request` only"""
+    """Event that starts a run; `label` and `mention` apply to `request` only"""
     label: Label | None = "agent"
-    """Label that an issue is to get; null: none does"""
+    """Label that starts a run for an issue; null: labels are ignored"""
     mention: Account | None = None
-    """Name of the account that is to be mentioned, without `@`, of a GitHub App with or without `[bot]`;
-    null: mentions count for nothing"""
+    """Name of the account whose mention starts a run, without `@`; for a GitHub App with or without `[bot]`.
+    Null: mentions are ignored"""
     poll_seconds: Annotated[int, Meta(ge=10, le=86400)] | None = None
-    """How often the host is asked, for servers it cannot reach; null: deliveries only"""
+    """Interval at which the host is polled, for servers it cannot reach; null: deliveries only"""
     workflows: bool = False
-    """Whether what the host runs by itself, such as `.github/workflows`, may be changed"""
+    """Whether commits may change what the host runs automatically, such as `.github/workflows`"""
 
 
 type Trigger = CronTrigger | OnceTrigger | WebhookTrigger | ManualTrigger | GitTrigger
 
 
 class Concurrency(StrEnum):
-    """What becomes of a run that is due while another one of the same automation goes on."""
+    """The rule for a run that is due while another run of the same automation is in progress."""
 
     SKIP = "skip"
-    """It is not made"""
+    """It is skipped"""
     QUEUE = "queue"
-    """It waits for the end of the other"""
+    """It waits for the other run to end"""
     REPLACE = "replace"
-    """The other one is cancelled"""
+    """The other run is cancelled"""
 
 
 class Missed(StrEnum):
-    """What becomes of due times that passed while the server was down."""
+    """The rule for due times that passed while the server was down."""
 
     SKIP = "skip"
-    """Nothing"""
+    """They are skipped"""
     ONCE = "once"
     """One run for all of them"""
     ALL = "all"
@@ -141,7 +141,7 @@ class Missed(StrEnum):
 
 
 class State(StrEnum):
-    """Whether an automation is enabled, as the published service says it."""
+    """The state of an automation, in the terms of the published service."""
 
     ACTIVE = "ACTIVE"
     """It is enabled"""
@@ -150,24 +150,24 @@ class State(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """How far a run is."""
+    """The status of a run."""
 
     PENDING = "PENDING"
-    """It is due, or waits for its turn or for another try"""
+    """It is due, or waits for its turn or for a retry"""
     RUNNING = "RUNNING"
     """Its conversation was started"""
     COMPLETED = "COMPLETED"
-    """The agent has done its work"""
+    """The agent has finished its work"""
     FAILED = "FAILED"
     """It has failed; `error_detail` says why"""
     CANCELLED = "CANCELLED"
     """It was cancelled, or its conversation deleted"""
     SKIPPED = "SKIPPED"
-    """It was due and not made; `error_detail` says why"""
+    """It was due but not started; `error_detail` says why"""
 
 
 class Source(StrEnum):
-    """What made a run."""
+    """The source of a run."""
 
     SCHEDULE = "schedule"
     WEBHOOK = "webhook"
@@ -176,50 +176,50 @@ class Source(StrEnum):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What an automation does, and when."""
+    """The task of an automation, its trigger and its limits."""
 
     name: Name
-    """What it is called; conversations have it as their title"""
+    """Name of the automation, and title of its conversations"""
     description: Annotated[str, Meta(max_length=2000)] | None = None
-    """What it is for, kept and shown only; null: nothing"""
+    """Purpose of the automation, for display only; null: none"""
     prompt: Prompt | None = None
-    """What an agent is told; null where a command is the task. `{{payload}}` stands for what a webhook has sent, and
-    `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due, or was put
-    off to. What is put in is marked as data"""
+    """Prompt for the agent; null if the task is a command. `{{payload}}` is replaced by the payload of the webhook,
+    `{{payload.issue.title}}` by a part of it, and `{{due_at}}` by the time the run was due or was postponed to. Parts
+    of the payload are marked as data"""
     command: Prompt | None = None
-    """What a shell in the sandbox runs in the place of an agent, in the repository if there is one; null: an
+    """Shell command to run in the sandbox instead of an agent, in the repository if there is one; null: an
     agent works"""
     trigger: Trigger
-    """What starts runs"""
+    """Trigger of runs"""
     repos: Repositories | None = None
     """Repository to clone, at most one; null: an empty workspace"""
     pull_request: bool = False
-    """Whether the server pushes what the agent has committed and opens a draft pull request, one at a time: while
-    the last one is open, runs are skipped. No secret of the user is in the sandbox then, but the key of a model
-    that the server cannot ask itself. A trigger `git` does it by itself"""
+    """Whether the server pushes the agent's commits and opens a draft pull request, one at a time: while
+    the last one is open, runs are skipped. The sandbox then contains no secret of the user, except the key of a model
+    that the server cannot call itself. A trigger `git` opens pull requests without this"""
     model: ProfileName | None = None
-    """Name of a saved language model; null: that of the settings"""
+    """Name of a saved language model; null: the one of the settings"""
     timeout: Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)] | None = None
-    """Seconds an agent may work; null: no limit"""
+    """Time limit for the agent's work, in seconds; null: no limit"""
     max_budget: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
-    """US dollars after which a run ends; null: as the settings say"""
+    """US dollars after which a run ends; null: the limit of the settings"""
     max_iterations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Turns of the agent after which a run ends; null: as the settings say"""
+    """Turns of the agent after which a run ends; null: the limit of the settings"""
     keep_alive: bool | None = None
-    """What becomes of the sandbox after a run: true leaves it to the server's rules, false deletes
-    it, null pauses it. One that other conversations share is left alone"""
+    """What happens to the sandbox after a run: true leaves it to the server's idle rules, false deletes
+    it, null pauses it. A sandbox that other conversations share is not touched"""
     concurrency: Concurrency = Concurrency.QUEUE
-    """What becomes of a run that is due while another one goes on"""
+    """What happens to a run that is due while another run is in progress"""
     missed: Missed = Missed.ONCE
-    """What becomes of due times that passed while the server was down"""
+    """What happens to due times that passed while the server was down"""
     most_missed: Annotated[int, Meta(ge=1, le=100)] = 10
-    """With `missed` set to `all`, how many at most"""
+    """Maximum number of missed runs to make up for if `missed` is `all`"""
     retries: Annotated[int, Meta(ge=0, le=10)] = 0
-    """How often a run that has failed is tried again"""
+    """How many times a failed run is retried"""
     retry_seconds: Annotated[int, Meta(ge=1, le=86400)] = 60
-    """Seconds until the first further try; they double with each"""
+    """Seconds until the first retry; doubled for each further one"""
     max_failures: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """Runs that fail in a row, tries counted as one, until the automation is disabled"""
+    """Number of runs in a row, each counted with its retries as one, whose failure disables the automation"""
 
     @property
     def repository(self) -> Repository | None:
@@ -233,12 +233,12 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_at_host(self) -> bool:
-        """Whether what comes of a run is brought to a git host by the server."""
+        """Whether the server publishes the result of a run at a git host."""
         return self.pull_request or isinstance(self.trigger, GitTrigger)
 
 
 class Automation(msgspec.Struct, frozen=True, kw_only=True):
-    """An automation as it is stored; `failures` counts failed runs in a row."""
+    """A stored automation; `failures` counts failed runs in a row."""
 
     id: str
     user_id: str
@@ -258,7 +258,7 @@ class Automation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as it is stored; `key` names what made it, within its automation."""
+    """A stored run; `key` identifies its due time or event within the automation."""
 
     id: str
     automation_id: str
@@ -275,55 +275,55 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
     started_at: datetime | None = None
     timeout_at: datetime | None = None
-    """When it is stopped; of one that has not begun, until when its git host is asked again."""
+    """When a running one is stopped; for a pending one, until when calls to its git host are retried."""
     completed_at: datetime | None = None
     is_settled: bool = True
-    """Whether nothing is left to be done with its sandbox, once it is over."""
+    """Whether the sandbox needs no further handling after the run."""
     number: int = 0
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run brings to a host: a branch, a comment, a pull request; often about an issue."""
+    """What runs publish at a host for one issue or task: a branch, a comment, a pull request."""
 
     id: str
-    """That of the run that began it."""
+    """Id of the run that started it."""
     automation_id: str
     user_id: str
     conversation_id: str
     issue: str
-    """The number of what it is about; empty for nothing at the host."""
+    """Number of its issue or pull request; empty if there is none."""
     title: str
     base: str
-    """The branch that it is for."""
+    """The branch that it starts from; the target of a pull request."""
     commit: str
-    """What the agent has got of that."""
+    """The commit at which the agent starts."""
     comment_id: str | None = None
-    """The server's comment below the issue; empty where the host takes none."""
+    """Id of the server's comment on the issue; None before it is written, empty if there is to be none."""
     shown: str = ""
-    """What the comment says now, as a hash."""
+    """Hash of the comment's current text."""
     pull: str | None = None
     pull_url: str = ""
     head: str = ""
     """The last commit that was pushed."""
     published: str = ""
-    """The run whose work that was."""
+    """Id of the run whose commits were pushed last."""
     told: tuple[str, ...] = ()
-    """The comments that the agent was told of after its beginning."""
+    """Keys of the comments that the agent has got."""
     repairs: int = 0
-    """How often it was told of failed checks."""
+    """How many times the agent was told about failed checks."""
     is_open: bool = True
     is_pull: bool = False
-    """Whether it is about a pull request of others."""
+    """Whether it is about somebody else's pull request."""
     is_answer: bool = False
-    """Whether it only says something: nothing is pushed."""
+    """Whether it only comments; nothing is pushed."""
 
     @property
     def is_followed(self) -> bool:
-        """Whether what is said at the host later goes on with it."""
+        """Whether later events at the host continue its conversation."""
         return bool(self.issue) and not self.is_answer
 
     @property
     def branch(self) -> str:
-        """The branch that the server pushes, and no other."""
+        """The only branch that the server pushes."""
         about = f"issue-{self.issue}" if self.issue else "run"
         return f"agentsvc/{about}-{self.id[:8]}"

@@ -1,4 +1,4 @@
-"""Runs whose task is a command in a sandbox, and no agent."""
+"""Runs whose task is a shell command in a sandbox instead of an agent."""
 
 import logging
 from functools import partial
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Commands:
-    """Begins commands, and ends their runs; what cannot be reached is asked again with the next look."""
+    """Starts commands and ends their runs; an unreachable sandbox is retried at the next check."""
 
     def __init__(self, server: Server) -> None:
         self._db = server.database
@@ -26,7 +26,7 @@ class Commands:
         self._supervisor = server.supervisor
 
     async def watch(self, run: Run, view: ConversationView, end: EndRun) -> None:
-        """See to the command of a run whose sandbox is ready, if that is its task."""
+        """Start and watch the command of a run, if it has one and its sandbox is ready."""
         name = f"command of run {run.id}"
         is_for_agent = not view.conversation.is_ready or view.execution_status in AT_WORK
         if is_for_agent or self._supervisor.is_running(name):
@@ -60,5 +60,5 @@ def _run_end(outcome: Outcome) -> RunEnd:
     said = output if code is None else f"exit code {code}\n{output}"
     if code == 0:
         return RunEnd(status=RunStatus.COMPLETED, result=said)
-    text = "The command was ended" if code is None else f"The command has ended with {said}"
+    text = "The command was terminated" if code is None else f"The command ended with {said}"
     return RunEnd(status=RunStatus.FAILED, detail=text, result=said)

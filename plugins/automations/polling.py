@@ -1,7 +1,7 @@
-"""Asks git hosts what has changed, for automations whose host cannot reach this server.
+"""Polls git hosts for changes, for automations whose host cannot reach this server.
 
-What is found becomes a run by the same key as a delivery of it, and how far a host was asked is stored
-afterwards. So both may be on, and a kill in between does nothing twice.
+A polled event becomes a run with the same key as a delivery of it, and the position of the poll is
+stored afterwards. So polling and webhooks may be combined, and a crash in between duplicates nothing.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _PAUSE_SECONDS: Final = 30.0
 
 
 class Poller:
-    """Asks hosts when it is time."""
+    """Polls the hosts of automations at their intervals."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Poller:
         self._hosts = hosts
         self._automations = automations
         self._known_for = known_for
-        """How long it is known what runs there were; None for ever."""
+        """How long finished runs, and so the keys of their events, are stored; None for ever."""
 
     async def poll_due(self) -> None:
-        """Begin to ask the hosts whose time has come; those of one user hold up no other's."""
+        """Start polling the hosts that are due; the hosts of one user do not delay another's."""
         due = sorted(await PollTable.due(self._db, now()), key=attrgetter("user_id"))
         for user_id, polls in groupby(due, key=attrgetter("user_id")):
             work = partial(self._poll_each, tuple(polls))
@@ -68,7 +68,7 @@ class Poller:
             try:
                 await self._poll(automation, trigger, poll)
             except AgentsvcError as exc:
-                # What was found cannot be stored, nor when to ask again.
+                # The result could not be stored, nor the time of the next poll.
                 extra = {"automation_id": automation.id, "reason": exc.message}
                 log.warning("git host polling postponed", extra=extra)
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -77,30 +77,30 @@ class Poller:
         seconds = float(trigger.poll_seconds or 0)
         after = poll
         try:
-            after = await self._ask(automation, trigger, poll)
+            after = await self._fetch_changes(automation, trigger, poll)
         except AgentsvcError as exc:
             if exc.message != poll.trouble:
                 extra = {"automation_id": automation.id, "reason": exc.message}
-                log.warning("git host not asked for changes", extra=extra)
+                log.warning("git host polling failed", extra=extra)
             if not isinstance(exc, TRANSIENT):
                 after = msgspec.structs.replace(poll, trouble=exc.message)
             seconds = max(seconds, retry_seconds(exc))
         except Exception:
-            # Whatever a host has made go wrong, the others are asked.
-            log.exception("git host not asked", extra={"automation_id": automation.id})
+            # A fault with one host must not stop the polling of others.
+            log.exception("git host polling failed", extra={"automation_id": automation.id})
         due_at = now() + timedelta(seconds=seconds)
 
         async def store(tx: Transaction) -> None:
             await PollTable.store(tx, after, due_at)
             if after.trouble and after.trouble != poll.trouble:
-                # Nobody is told otherwise: nothing that could fail has begun.
+                # A failed run reports the problem to the user, since no other run has started.
                 run = new_run(automation, key=f"poll:{new_id()}", source=Source.SCHEDULE)
-                detail = f"The host was asked for changes: {after.trouble}"
+                detail = f"The git host could not be polled: {after.trouble}"
                 await RunTable.add(tx, ended(run, RunEnd(status=RunStatus.FAILED, detail=detail)))
 
         await self._db.write(store)
 
-    async def _ask(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> Poll:
+    async def _fetch_changes(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> Poll:
         events: list[HostEvent] = []
         since, etag = poll.since, poll.etag
         is_about_pulls = trigger.on is GitSubject.PULL_REQUEST
@@ -121,21 +121,21 @@ class Poller:
                 events += events_of_issue(trigger, issue, later)
                 since = max(since, issue["at"])
             for work in await WorkTable.all_open(self._db, automation.id):
-                events += await _of_pull(trigger, work, calls)
+                events += await _pull_events(trigger, work, calls)
         await self._automations.record_events(automation.id, events)
         await self._db.write(lambda tx: WorkTable.schedule_check(tx, automation.id, now()))
         is_same = since == poll.since
         return msgspec.structs.replace(poll, since=since, etag=etag if is_same else "", trouble="")
 
     def _is_new(self, created: str, poll: Poll) -> bool:
-        """Whether something was opened since the host was asked, and not so long ago that its run is forgotten."""
+        """Return whether something was opened since the last poll, and so recently that its run is not deleted."""
         since = parse_time(poll.since)
         is_known = self._known_for is None or _is_after(created, now() - self._known_for)
         return is_known and (since is None or _is_after(created, since))
 
 
-async def _of_pull(trigger: GitTrigger, work: WorkItem, calls: HostCalls) -> list[HostEvent]:
-    """Return what has happened to the pull request of a work."""
+async def _pull_events(trigger: GitTrigger, work: WorkItem, calls: HostCalls) -> list[HostEvent]:
+    """Return the events of the pull request of a work item."""
     if work.pull is None:
         return []
     found = [

@@ -1,4 +1,4 @@
-"""Fills in the prompt of an automation for the agent of a run. Pure."""
+"""Fills in the placeholders of an automation's prompt. Pure."""
 
 import re
 from datetime import datetime
@@ -8,9 +8,9 @@ from agentsvc.base import InvalidRequest
 from agentsvc.extension.git import as_text, find_part
 
 LONGEST: Final = 150_000
-"""Characters of a filled-in prompt, without the marks: a first message may have few more."""
+"""Maximum length of a filled-in prompt without the marks, close to the limit of a first message."""
 
-_PLACE: Final = re.compile(r"\{\{\s*([A-Za-z0-9_.-]{1,200})\s*\}\}")
+_PLACEHOLDER: Final = re.compile(r"\{\{\s*([A-Za-z0-9_.-]{1,200})\s*\}\}")
 _MARK: Final = "untrusted-data"
 _MARKS: Final = re.compile(_MARK, re.IGNORECASE)
 _WARNING: Final = (
@@ -20,32 +20,32 @@ _WARNING: Final = (
 
 
 def check_prompt(prompt: str) -> None:
-    """Raise InvalidRequest for a place that nothing can be put into."""
-    for name in _PLACE.findall(prompt):
+    """Raise InvalidRequest for an unknown placeholder."""
+    for name in _PLACEHOLDER.findall(prompt):
         if name != "due_at" and name.partition(".")[0] != "payload":
             raise InvalidRequest(
-                f"`{{{{{name}}}}}` stands for nothing; there are `{{{{payload}}}}`, with names of"
-                " its parts behind dots, and `{{due_at}}`",
+                f"`{{{{{name}}}}}` is no placeholder; use `{{{{payload}}}}`, optionally followed by"
+                " names of its parts after dots, or `{{due_at}}`",
                 loc=("body", "prompt"),
             )
 
 
 def fill(prompt: str, payload: Any, due_at: datetime) -> str:
-    """Return a prompt with its places filled in; what comes from outside is marked as data."""
-    count = sum(name != "due_at" for name in _PLACE.findall(prompt))
-    longest = (LONGEST - len(prompt)) // max(1, count)
+    """Return a prompt with its placeholders filled in; outside input is marked as data."""
+    count = sum(name != "due_at" for name in _PLACEHOLDER.findall(prompt))
+    limit = (LONGEST - len(prompt)) // max(1, count)
 
-    def put(match: re.Match[str]) -> str:
+    def substitute(match: re.Match[str]) -> str:
         if match[1] == "due_at":
             return f"{due_at:%Y-%m-%d %H:%M:%S} UTC"
-        return marked(as_text(find_part(payload, match[1].split(".")[1:])), longest)
+        return marked(as_text(find_part(payload, match[1].split(".")[1:])), limit)
 
-    filled = _PLACE.sub(put, prompt)
+    filled = _PLACEHOLDER.sub(substitute, prompt)
     return filled + _WARNING if count else filled
 
 
-def marked(text: str, longest: int) -> str:
-    """Return a text that comes from outside, marked as data and cut."""
-    # So that it cannot end its own mark. With brackets, nothing becomes one together with what is beside it.
-    harmless = _MARKS.sub("[data]", text.replace("\0", "")[:longest])
+def marked(text: str, limit: int) -> str:
+    """Return outside input, truncated and marked as data."""
+    # So that the text cannot close its own mark. The brackets keep adjacent text from forming a mark with it.
+    harmless = _MARKS.sub("[data]", text.replace("\0", "")[:limit])
     return f"<{_MARK}>{harmless}</{_MARK}>"

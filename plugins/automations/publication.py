@@ -1,8 +1,8 @@
-"""Brings what an agent has committed to the host, and says below the issue how it goes.
+"""Publishes an agent's commits at the host, and reports progress in a comment on the issue.
 
-Each step is looked up at the host before it is done again: a push of the same commit changes nothing, a
-pull request is found by its branch, and the comment by a mark in it. So a kill in between does nothing
-twice.
+Each step is checked at the host before it is repeated: a push of the same commit changes nothing, a
+pull request is found by its branch, and the comment by a mark in it. So a crash in between duplicates
+nothing.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 
 LARGEST_BUNDLE: Final = 64 * 1024 * 1024
 
-_SECONDS: Final = 120.0
-_NOTHING: Final = 4
-_MAX_SAID: Final = 4000
-_AGAIN: Final = timedelta(seconds=60)
+_COMMAND_SECONDS: Final = 120.0
+_NO_COMMITS: Final = 4
+_MAX_QUOTED: Final = 4000
+_RETRY_DELAY: Final = timedelta(seconds=60)
 _PAUSE_SECONDS: Final = 30.0
 _BEGUN: Final = "An agent has begun to work on this."
 _STOPPED: Final = "The agent was stopped."
@@ -58,7 +58,7 @@ rm -f {file} && git bundle create -q {file} HEAD ^{commit} || exit 3
 
 
 class Publisher:
-    """Publishes what runs have made of issues."""
+    """Publishes the results of runs at their git hosts."""
 
     def __init__(self, server: Server, hosts: IssueHosts) -> None:
         self._db = server.database
@@ -71,14 +71,14 @@ class Publisher:
         self._retry_at: dict[str, float] = {}
 
     def announce_start(self, work: WorkItem) -> None:
-        """Say soon, unless that is said, that work on an issue has begun."""
+        """Schedule a comment that work on an issue has begun, unless it is shown already."""
         is_new = work.comment_id is None or self._shows(work, _STOPPED)
         if is_new and self._may_retry(work.id):
             begun = partial(self._say, work, _BEGUN)
             self._supervisor.spawn(f"publication of work {work.id}", begun)
 
     async def say_stopped(self, run: Run) -> None:
-        """Say below an issue, where it says that work has begun, that the run was stopped."""
+        """Replace the comment that work has begun by one that the run was stopped."""
         conversation_id = run.conversation_id or ""
         work = await WorkTable.of_conversation(self._db, conversation_id)
         if work is None:
@@ -93,14 +93,14 @@ class Publisher:
     def publish_end(
         self, run: Run, work: WorkItem, view: ConversationView, run_end: RunEnd, end: EndRun
     ) -> None:
-        """Publish soon what a run has made, then end it; called again until that is done."""
+        """Schedule the publication of a run's result, then end the run; called until that is done."""
         if self._may_retry(run.id):
             publish = partial(self._publish_and_end, run, work.id, view, run_end, end)
-            # By the name of the comment's task: both at once would write two.
+            # The same task name as for comments: two tasks at once would write two comments.
             self._supervisor.spawn(f"publication of work {work.id}", publish)
 
     async def publish_due(self) -> None:
-        """Begin to end what is done about issues whose pull requests were merged or closed."""
+        """Check the pull requests that are due, and end the work on those merged or closed."""
         due = sorted(await WorkTable.due(self._db, now()), key=attrgetter("user_id"))
         for user_id, works in groupby(due, key=attrgetter("user_id")):
             check = partial(self._check_each, tuple(works))
@@ -113,22 +113,22 @@ class Publisher:
                 continue
             due_at = None
             try:
-                if state := await self._state_of(automation, work):
+                if state := await self._pull_state(automation, work):
                     await self._close(automation, work, state)
             except AgentsvcError as exc:
-                log.warning("pull request could not be checked", extra=_about(work, exc))
-                due_at = now() + max(_AGAIN, timedelta(seconds=retry_seconds(exc)))
+                log.warning("pull request could not be checked", extra=_log_fields(work, exc))
+                due_at = now() + max(_RETRY_DELAY, timedelta(seconds=retry_seconds(exc)))
             except Exception:
                 log.exception("pull request could not be checked", extra={"work_id": work.id})
-                due_at = now() + _AGAIN
+                due_at = now() + _RETRY_DELAY
             try:
                 await self._schedule_check(work, due_at)
             except AgentsvcError as exc:
-                # Nor is it stored when to look again.
-                log.warning("check of a pull request postponed", extra=_about(work, exc))
+                # The time of the next check could not be stored, either.
+                log.warning("check of a pull request postponed", extra=_log_fields(work, exc))
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _state_of(self, automation: Automation, work: WorkItem) -> str:
+    async def _pull_state(self, automation: Automation, work: WorkItem) -> str:
         if not work.pull:
             return ""
         try:
@@ -154,7 +154,7 @@ class Publisher:
         except AgentsvcError as exc:
             wait = retry_seconds(exc) if exc.may_pass else RETRIED_FOR.total_seconds()
             self._retry_at[work.id] = monotonic() + wait
-            log.warning("issue comment not written yet", extra=_about(work, exc))
+            log.warning("issue comment not written yet", extra=_log_fields(work, exc))
 
     async def _publish_and_end(
         self, run: Run, work_id: str, view: ConversationView, run_end: RunEnd, end: EndRun
@@ -177,9 +177,9 @@ class Publisher:
         except AgentsvcError as exc:
             if exc.may_pass and now() - view.conversation.updated_at < RETRIED_FOR:
                 self._retry_at[run.id] = monotonic() + retry_seconds(exc)
-                log.warning("result of a run not published yet", extra=_about(work, exc))
+                log.warning("result of a run not published yet", extra=_log_fields(work, exc))
                 return
-            log.warning("issue comment not written", extra=_about(work, exc))
+            log.warning("issue comment not written", extra=_log_fields(work, exc))
             if exc.may_pass or work.pull is None:
                 run_end = _failed(run_end, exc)
         is_over = (
@@ -221,24 +221,24 @@ class Publisher:
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, **found))
 
     async def _push(self, automation: Automation, work: WorkItem, view: ConversationView) -> str:
-        """Push what the agent has committed and return its last commit; empty for nothing."""
+        """Push the agent's commits and return the last one; empty if there are none."""
         trigger = automation.definition.trigger
         may_change = isinstance(trigger, GitTrigger) and trigger.workflows
         if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
-            # Its host was away for so long that it counted as idle.
+            # The git host was unreachable for so long that the sandbox became idle.
             await self._conversations.resume(
                 work.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
             )
         if view.sandbox_status in (SandboxStatus.PAUSED, SandboxStatus.STARTING):
-            raise AgentUnavailable("The sandbox is resumed for what is in it")
+            raise AgentUnavailable("The sandbox is being resumed to read the agent's commits")
         agent = self._conversations.require_agent(view)
         directory = view.conversation.working_dir
         file = f"{directory}/.git/agentsvc.bundle"
         script = _PACK.format(
             directory=quote(directory), file=quote(file), commit=quote(work.commit)
         )
-        result = await agent.run_command(script, time_limit=_SECONDS)
-        if result.exit_code == _NOTHING:
+        result = await agent.run_command(script, time_limit=_COMMAND_SECONDS)
+        if result.exit_code == _NO_COMMITS:
             return ""
         if result.exit_code != 0:
             said = result.stderr.strip()[-300:]
@@ -251,7 +251,7 @@ class Publisher:
                 most = LARGEST_BUNDLE // 1024 // 1024
                 raise BadRequest(f"The agent's commits take more than {most} MiB")
 
-        await agent.receive(file, keep, time_limit=_SECONDS)
+        await agent.receive(file, keep, time_limit=_COMMAND_SECONDS)
         async with self._hosts.checkout(automation) as checkout:
             await checkout.fetch(work.commit)
             head = await checkout.take(bytes(bundle), work.commit, workflows=may_change)
@@ -277,7 +277,7 @@ class Publisher:
         return work.shown == sha256(self._comment(work, text))
 
     async def _show(self, automation: Automation, work_id: str, text: str) -> None:
-        """Have the one comment below the issue say something; raises as the host's `Api`."""
+        """Write or edit the server's one comment on the issue; raises as the host's `Api`."""
         work = await WorkTable.find(self._db, work_id)
         if work is None or work.comment_id == "":
             return
@@ -296,7 +296,7 @@ class Publisher:
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, **known))
 
     async def _close(self, automation: Automation, work: WorkItem, state: str) -> None:
-        """End what is done about an issue, and free its sandbox."""
+        """End the work on an issue, and delete its sandbox unless conversations share it."""
         for run in await RunTable.of_conversations(self._db, [work.conversation_id]):
             await stop_run(self._messages, run)
             end = RunEnd(status=RunStatus.CANCELLED, detail=f"Its pull request is {state}")
@@ -304,22 +304,22 @@ class Publisher:
         try:
             await self._show(automation, work.id, f"The pull request is {state}: {work.pull_url}")
         except AgentsvcError as exc:
-            log.warning("issue comment not written", extra=_about(work, exc))
+            log.warning("issue comment not written", extra=_log_fields(work, exc))
         with suppress(NotFound):
             view = await self._conversations.get(work.user_id, work.conversation_id)
             sandbox_id = view.conversation.sandbox_id
-            mates = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
-            if sandbox_id and await self._conversations.count(work.user_id, mates) <= 1:
+            sharing = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
+            if sandbox_id and await self._conversations.count(work.user_id, sharing) <= 1:
                 await self._sandboxes.delete(work.user_id, sandbox_id)
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, is_open=False))
 
 
 def quoted(text: str) -> str:
-    """Return what an agent has said as a quotation in Markdown.
+    """Return an agent's text as a Markdown quotation.
 
-    So nothing of it calls anybody, is a command to the host, or passes for the server's own.
+    So the text mentions nobody, triggers no command of the host, and cannot pass for the server's own.
     """
-    cut = f"{text[:_MAX_SAID]}\n[…]" if len(text) > _MAX_SAID else text
+    cut = f"{text[:_MAX_QUOTED]}\n[…]" if len(text) > _MAX_QUOTED else text
     harmless = cut.replace("@", "@\u200b").replace("<!--", "<!\u200b--")
     return "\n".join(f"> {line}" for line in harmless.splitlines())
 
@@ -340,5 +340,5 @@ def _failed(run_end: RunEnd, exc: AgentsvcError) -> RunEnd:
     return msgspec.structs.replace(run_end, status=RunStatus.FAILED, detail=detail)
 
 
-def _about(work: WorkItem, exc: AgentsvcError) -> dict[str, str]:
+def _log_fields(work: WorkItem, exc: AgentsvcError) -> dict[str, str]:
     return {"work_id": work.id, "reason": exc.message}

@@ -1,6 +1,6 @@
-"""Types and handlers of automations, their runs, and the deliveries of their webhooks.
+"""Request handlers and types for automations, their runs, and their webhook deliveries.
 
-The types are named as the published automation service has them.
+The types have the names of the published automation service.
 """
 
 from http import HTTPStatus
@@ -50,18 +50,18 @@ class AutomationOrder(Definition, frozen=True, kw_only=True):
     """A new automation."""
 
     enabled: bool = True
-    """Whether anything but `dispatch` starts runs"""
+    """Whether the trigger starts runs; `dispatch` always does"""
     state: State | None = None
-    """The same; null: as `enabled` says"""
+    """The same as a word, which overrides `enabled`; null: use `enabled`"""
 
     @property
     def is_enabled(self) -> bool:
-        """Whether it is to be enabled."""
+        """Whether to enable it, by `state` or else `enabled`."""
         return self.enabled if self.state is None else self.state is State.ACTIVE
 
 
 AutomationUpdate: Final = changes_of(
-    AutomationOrder, "AutomationUpdate", "What to change of an automation; what is not sent stays."
+    AutomationOrder, "AutomationUpdate", "Changes to an automation; omitted fields stay."
 )
 
 
@@ -71,39 +71,39 @@ class AutomationInfo(Definition, frozen=True, kw_only=True):
     id: str
     """Id of the automation, 32 hex digits"""
     enabled: bool
-    """Whether anything but `dispatch` starts runs"""
+    """Whether the trigger starts runs; `dispatch` always does"""
     state: State
-    """The same"""
+    """The same as a word"""
     disabled_reason: str | None
-    """Why the server has disabled it; null if it has not"""
+    """Why the server disabled it; null if it did not"""
     failures: int
     """How many runs have failed in a row"""
     next_run_at: Time | None
-    """When it is due next, in UTC; null if it has no such time"""
+    """Next due time, in UTC; null if there is none"""
     last_triggered_at: Time | None
-    """When a run was last made, in UTC; null if none was"""
+    """When a run was last created, in UTC; null if never"""
     events_path: str
-    """Path that deliveries of its webhook are posted to"""
+    """Path for the deliveries of its webhook"""
     created_at: Time
     updated_at: Time
 
 
 class NewAutomationInfo(AutomationInfo, frozen=True, kw_only=True):
-    """An automation at the only moment the secret of its webhook can be seen."""
+    """A new automation, with the secret of its webhook, which is shown only here."""
 
     secret: ShownSecret | None
-    """Key of the signatures of its deliveries; null where no webhook triggers it"""
+    """Secret that signs its deliveries; null if its trigger accepts none"""
 
 
 class AutomationSecret(msgspec.Struct, frozen=True, kw_only=True):
     """A new secret of the webhook of an automation."""
 
     secret: ShownSecret
-    """Key of the signatures; it is shown here only"""
+    """Secret that signs deliveries; shown only here"""
 
 
 class AutomationList(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of a user's automations."""
+    """A page of a user's automations."""
 
     automations: list[AutomationInfo]
     """The automations, the newest first"""
@@ -112,12 +112,12 @@ class AutomationList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of a list to answer."""
+    """The page of a list to return."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = 50
-    """How many at most"""
+    """Maximum number of items"""
     offset: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """How many to leave out at the beginning"""
+    """Number of items to skip"""
 
 
 class AutomationRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,56 +128,56 @@ class AutomationRun(msgspec.Struct, frozen=True, kw_only=True):
     automation_id: str
     """Id of its automation, 32 hex digits"""
     status: RunStatus
-    """How far it is"""
+    """Status of the run"""
     trigger_source: Source
-    """What made it: the schedule, a delivery, a user, or the failure of another"""
+    """Source of the run: the schedule, a delivery, a user, or the failure of another run"""
     attempt: int
-    """Which try this is, counted from 1"""
+    """Number of the attempt, counted from 1"""
     conversation_id: str | None
-    """Conversation it became, 32 hex digits; null before"""
+    """Id of its conversation, 32 hex digits; null before its start"""
     error_detail: str | None
-    """Why it has failed, or was not made; null if there is nothing to say"""
+    """Why it failed or was not started; null if there is no reason"""
     result: str | None
-    """What the agent has said last, at most 2000 characters; null if nothing"""
+    """Last message of the agent, at most 2000 characters; null if there is none"""
     cost: float | None
-    """US dollars it has cost; null before its end"""
+    """Cost in US dollars; null before its end"""
     duration_seconds: float | None
-    """Seconds from its begin to its end; null before"""
+    """Seconds from its start to its end; null before its end"""
     due_at: Time
-    """When it was due, in UTC, or is to be tried"""
+    """When it was due, or is to be retried, in UTC"""
     created_at: Time
     started_at: Time | None
-    """When its conversation was started, in UTC; null before"""
+    """When its conversation was started, in UTC; null before its start"""
     completed_at: Time | None
-    """When it ended, in UTC; null before"""
+    """When it ended, in UTC; null before its end"""
 
 
 class AutomationRunList(msgspec.Struct, frozen=True, kw_only=True):
-    """Some runs of an automation."""
+    """A page of an automation's runs."""
 
     runs: list[AutomationRun]
     """The runs, the newest first"""
     total: int
     """How many there are"""
     status_counts: dict[str, int]
-    """How many there are of each status"""
+    """Number of runs by status"""
 
 
 class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a delivery."""
+    """The result of a delivery."""
 
     received: bool
-    """Always true: it is signed, and stored where it makes a run"""
+    """Always true: the signature is valid, and any run that it starts is stored"""
     matched: int
-    """1, or 0 where the automation is disabled, or wants no deliveries of this kind; of a GitHub App, for
-    how many automations it counts"""
+    """1, or 0 if the automation is disabled or does not accept deliveries of this kind; for a GitHub App,
+    the number of automations that accept it"""
     runs_created: list[str]
-    """Ids of the runs it has made: one, or none where it came before; with a trigger `git` one for each
-    event that is new"""
+    """Ids of the runs it created: one, or none if the delivery is a repetition; with a trigger `git` one
+    for each new event"""
 
 
 def from_automation(automation: Automation) -> AutomationInfo:
-    """Return what is shown of an automation."""
+    """Return the API's view of an automation."""
     return view_of(
         AutomationInfo,
         automation,
@@ -191,10 +191,10 @@ def from_automation(automation: Automation) -> AutomationInfo:
 
 
 def from_run(run: Run) -> AutomationRun:
-    """Return what is shown of a run."""
+    """Return the API's view of a run."""
     duration = None
     if run.started_at is not None and run.completed_at is not None:
-        # The clock may have been put back.
+        # The clock may have been set back.
         duration = max(0.0, round((run.completed_at - run.started_at).total_seconds(), 3))
     return view_of(
         AutomationRun,
@@ -243,7 +243,7 @@ _CREATION: Final[Described] = {
 async def get_automations(request: web.Request, query: ListQuery) -> AutomationList:
     """List your automations.
 
-    One sees only automations of one's own, the newest first.
+    Only your own automations are listed, the newest first.
     """
     found, total = await request.app[AUTOMATIONS].list_of(
         request[PRINCIPAL].user_id, limit=query.limit, offset=query.offset
@@ -255,17 +255,17 @@ async def get_automations(request: web.Request, query: ListQuery) -> AutomationL
 @ROUTES.add(
     "POST",
     "/preset/prompt",
-    summary="Do the same, where clients of the published service do it",
+    summary="Create an automation, at the path of the published service",
     **_CREATION,
 )
 @ROUTES.add("POST", "", **_CREATION)
 async def post_automation(
     request: web.Request, body: AutomationOrder
 ) -> tuple[Automation, Secret | None]:
-    """Have an agent work on a schedule, by a webhook, or by hand.
+    """Create an automation: an agent that runs on a schedule, by a webhook, or by hand.
 
-    What is due becomes a conversation with the `trigger` `automation`. With a trigger of the type
-    `webhook`, the answer is the only one that has the secret which signs deliveries.
+    Each run becomes a conversation with the `trigger` `automation`. With a trigger of the type
+    `webhook` or `git`, only this response contains the secret that signs deliveries.
     """
     return await request.app[AUTOMATIONS].create(
         request[PRINCIPAL].user_id, copy_to(Definition, body), is_enabled=body.is_enabled
@@ -276,9 +276,9 @@ async def post_automation(
 async def get_automation(request: web.Request) -> AutomationInfo:
     """Show an automation.
 
-    Without the secret of its webhook.
+    The secret of its webhook is not included.
     """
-    found = await request.app[AUTOMATIONS].get(*_named(request))
+    found = await request.app[AUTOMATIONS].get(*_owner_and_id(request))
     return from_automation(found)
 
 
@@ -286,16 +286,16 @@ async def get_automation(request: web.Request) -> AutomationInfo:
 async def patch_automation(request: web.Request) -> AutomationInfo:
     """Change, enable or disable an automation.
 
-    Only what is sent is changed. A run that goes on is not touched. To disable one cancels what waits;
-    to enable it again clears `disabled_reason`, and makes up for nothing that was due meanwhile. A webhook
-    that is new has no secret until one is made with `rotate-secret`.
+    Omitted fields stay. A run in progress is not affected. Disabling cancels pending runs; enabling clears
+    `disabled_reason`, and does not make up for runs that were due meanwhile. If the trigger becomes a
+    webhook, it has no secret until you create one with `rotate-secret`.
     """
     changes = await read_changes(request, AutomationUpdate)
     is_enabled, state = changes.pop("enabled", None), changes.pop("state", None)
     if state is not None:
         is_enabled = state is State.ACTIVE
     changed = await request.app[AUTOMATIONS].update(
-        *_named(request), changes, is_enabled=is_enabled
+        *_owner_and_id(request), changes, is_enabled=is_enabled
     )
     return from_automation(changed)
 
@@ -306,7 +306,7 @@ async def delete_automation(request: web.Request) -> Success:
 
     Its runs are deleted with it; their conversations stay.
     """
-    await request.app[AUTOMATIONS].delete(*_named(request))
+    await request.app[AUTOMATIONS].delete(*_owner_and_id(request))
     return SUCCESS
 
 
@@ -319,9 +319,9 @@ async def delete_automation(request: web.Request) -> Success:
 async def post_rotate_secret(request: web.Request) -> Secret:
     """Replace the secret of the webhook of an automation.
 
-    The former one is worth nothing from now on.
+    The former secret is invalid at once.
     """
-    return await request.app[AUTOMATIONS].rotate(*_named(request))
+    return await request.app[AUTOMATIONS].rotate(*_owner_and_id(request))
 
 
 @ROUTES.add(
@@ -333,19 +333,19 @@ async def post_rotate_secret(request: web.Request) -> Secret:
 async def post_dispatch(request: web.Request) -> Run:
     """Run an automation now.
 
-    Also where the automation is disabled. What goes on already is treated as `concurrency` says.
+    This works even if the automation is disabled. `concurrency` decides about a run in progress.
     """
-    return await request.app[AUTOMATIONS].dispatch(*_named(request))
+    return await request.app[AUTOMATIONS].dispatch(*_owner_and_id(request))
 
 
 @ROUTES.add("GET", f"{_ONE}/runs", errors=(NotFound,))
 async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
     """List the runs of an automation, newest first.
 
-    Those that ended long ago are deleted, as `automations.delete_runs_after_seconds` of the server says.
+    Runs that ended longer ago than the server's `automations.delete_runs_after_seconds` are deleted.
     """
     found, counts = await request.app[AUTOMATIONS].runs(
-        *_named(request), limit=query.limit, offset=query.offset
+        *_owner_and_id(request), limit=query.limit, offset=query.offset
     )
     return AutomationRunList(
         runs=[from_run(run) for run in found],
@@ -361,9 +361,9 @@ async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
     errors=(NotFound, Conflict),
 )
 async def post_cancel(request: web.Request, run_id: str) -> Run:
-    """Cancel a run that waits or goes on.
+    """Cancel a pending or running run.
 
-    Its agent is stopped. A conversation that is still being started is deleted.
+    Its agent is stopped. A conversation that is still starting is deleted.
     """
     return await request.app[AUTOMATIONS].cancel(request[PRINCIPAL].user_id, run_id)
 
@@ -377,15 +377,15 @@ async def post_cancel(request: web.Request, run_id: str) -> Run:
     example={"action": "opened"},
 )
 async def post_delivery(request: web.Request) -> DeliveryReceipt:
-    """Take a signed delivery that starts a run.
+    """Receive a signed delivery that starts a run.
 
-    Takes signatures as Standard Webhooks has them (`webhook-id`, `webhook-timestamp`,
-    `webhook-signature`), and as GitHub, Forgejo and Gitea have them (HMAC-SHA256 of the body in hex,
-    in `X-Hub-Signature-256`, `X-Signature-256`, `X-Forgejo-Signature` or `X-Gitea-Signature`). The
-    same delivery starts one run however often it comes: by its id in the first case, by its body in
-    the other. With a trigger `git`, `X-Hub-Signature` of Bitbucket and `X-Gitlab-Token` are taken, too,
-    and an event is known by the issue, label or comment it is about. With the id of a GitHub App, it takes
-    what that delivers of all repositories.
+    Accepts the signatures of Standard Webhooks (`webhook-id`, `webhook-timestamp`,
+    `webhook-signature`), and those of GitHub, Forgejo and Gitea (HMAC-SHA256 of the body in hex,
+    in `X-Hub-Signature-256`, `X-Signature-256`, `X-Forgejo-Signature` or `X-Gitea-Signature`). A
+    repeated delivery starts no second run: it is identified by its id in the first case, by its body in
+    the other. With a trigger `git`, `X-Hub-Signature` of Bitbucket and `X-Gitlab-Token` are accepted, too,
+    and an event is identified by its issue, label or comment. With the id of a GitHub App, it accepts
+    the App's deliveries for all repositories.
     """
     body = await read_body(request)
     if len(body) > LARGEST_DELIVERY:
@@ -399,6 +399,6 @@ async def post_delivery(request: web.Request) -> DeliveryReceipt:
     return DeliveryReceipt(received=True, matched=count, runs_created=runs)
 
 
-def _named(request: web.Request) -> tuple[str, str]:
-    """Return who is calling and which automation is meant."""
+def _owner_and_id(request: web.Request) -> tuple[str, str]:
+    """Return the ids of the user and of the automation in the path."""
     return request[PRINCIPAL].user_id, path_id(request, "automation_id")

@@ -1,8 +1,8 @@
-"""Makes runs of what is due, and conversations of runs.
+"""Creates runs for due times, and starts conversations for runs.
 
-A due time becomes a run, whose key it is, in the transaction that moves its automation on to the
-next one. A run is claimed in the transaction that creates its start task. So a kill between two
-steps loses nothing, and does nothing twice.
+A due time becomes a run, whose key it is, in the transaction that sets the automation's next due
+time. A run is claimed in the transaction that creates its start task. So a crash between two
+steps loses and duplicates nothing.
 """
 
 import asyncio
@@ -57,21 +57,21 @@ POLL_SECONDS: Final = 5.0
 """How long a change of the clock may go unnoticed."""
 
 _BATCH: Final = 50
-_AT_HOSTS: Final = 10
-"""Runs of one user whose git hosts are asked at a time."""
+_MAX_AT_HOSTS: Final = 10
+"""Number of runs per user that may call their git hosts at a time."""
 _MAX_DUE: Final = 100
-_LATER: Final = timedelta(seconds=10)
+_POSTPONED_BY: Final = timedelta(seconds=10)
 _TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, StorageFailed, BackendUnavailable)
-"""What says nothing of the automation: it is tried again."""
+"""Errors that are not about the automation: the run is postponed."""
 _UNEXPECTED: Final = "An unexpected error; the server's log has the details"
 
 
 class _AlreadyTaken(Exception):
-    """The run is not there to be begun any more."""
+    """The run can no longer be started: another task has started or ended it."""
 
 
 class Scheduler:
-    """Makes and begins runs, at once when woken; `on_begin` is told the conversation of each."""
+    """Creates and starts runs, at once when woken; `on_begin` gets the conversation's id of each."""
 
     def __init__(
         self,
@@ -86,20 +86,20 @@ class Scheduler:
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
         self._at_hosts: dict[str, str] = {}
-        """The runs whose git hosts are being asked, with their users; those of others do not wait for that."""
+        """Users of the runs that are calling their git hosts, by run; the runs of other users do not wait for them."""
         self._on_begin = on_begin
         self._wake = wake
         self._clock = ClockWatch()
 
     async def start_due(self) -> None:
-        """Do what is due, then wait until there may be more to do; call it again and again."""
+        """Start what is due, then wait until more may be due; to be called in a loop."""
         self._wake.clear()
         jump = self._clock.jump()
         if jump is None or jump < -1:
             await reset_future_times(self._db, now())
         while await self._make_runs():
             pass
-        # What falls due from here on is waited for.
+        # The wait below covers what falls due from here on.
         moment = now()
         while await self._begin_runs():
             pass
@@ -108,7 +108,7 @@ class Scheduler:
         await wait_within(self._wake, max(0.0, min([*seconds, POLL_SECONDS])))
 
     async def _make_runs(self) -> bool:
-        """Make runs of some due times, and say whether there were any."""
+        """Create runs for a batch of due automations; return whether there were any."""
         moment = now()
         next_at = await AutomationTable.next_at(self._db)
         if next_at is None or next_at > moment:
@@ -132,7 +132,7 @@ class Scheduler:
             try:
                 cron = parse_cron(trigger.schedule, trigger.timezone)
             except InvalidRequest as exc:
-                # A time zone may be gone from this machine.
+                # The machine may have lost the time zone.
                 reason = f"Its schedule cannot be read any more: {exc.message}"
                 await AutomationTable.update(tx, disabled(automation, reason))
                 return
@@ -140,9 +140,9 @@ class Scheduler:
             following = cron.find_next(max(moment, first))
         chosen, skipped = choose(automation.definition, due, moment - self._late)
         waiting = await RunTable.count_waiting(tx, automation.id)
-        for number, one in enumerate(chosen, waiting):
-            why_not = f"{MAX_WAITING} runs of it wait" if number >= MAX_WAITING else ""
-            await _add_scheduled(tx, automation, one, why_not)
+        for number, due_at in enumerate(chosen, waiting):
+            why_not = f"{MAX_WAITING} runs of it are pending" if number >= MAX_WAITING else ""
+            await _add_scheduled(tx, automation, due_at, why_not)
         if skipped is not None:
             detail = "It was due while the server was down"
             await _add_scheduled(tx, automation, skipped, detail)
@@ -153,7 +153,7 @@ class Scheduler:
         )
 
     async def _begin_runs(self) -> bool:
-        """Begin some runs that are due, and say whether there were any."""
+        """Start a batch of due runs; return whether there were any."""
         busy = [user_id for user_id in set(self._at_hosts.values()) if self._is_busy(user_id)]
         limit = _BATCH + len(self._at_hosts)
         startable = await RunTable.startable(self._db, now(), limit, but_of=busy)
@@ -164,7 +164,7 @@ class Scheduler:
         return bool(runs)
 
     def _is_busy(self, user_id: str) -> bool:
-        return list(self._at_hosts.values()).count(user_id) >= _AT_HOSTS
+        return list(self._at_hosts.values()).count(user_id) >= _MAX_AT_HOSTS
 
     async def _begin(self, run: Run) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
@@ -172,7 +172,7 @@ class Scheduler:
             return
         running = await RunTable.running(self._db, automation.id)
         if running and automation.definition.concurrency is not Concurrency.REPLACE:
-            await self._skip(run, "Another run was going on")
+            await self._skip(run, "Another run was in progress")
         elif automation.definition.is_at_host:
             self._at_hosts[run.id] = run.user_id
             ask = partial(self._ask_host, automation, run, running)
@@ -185,11 +185,11 @@ class Scheduler:
             await self._try_begin(automation, run, running)
         finally:
             del self._at_hosts[run.id]
-        # Not after a fault, which would come again at once.
+        # Not after an exception, which would recur at once.
         self._wake.set()
 
     async def _try_begin(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
-        """Begin a run in the place of some others, or store why not."""
+        """Start a run in place of the running ones, or store why it was not started."""
         try:
             for other in running:
                 await stop_run(self._server.messages, other)
@@ -205,19 +205,19 @@ class Scheduler:
         except AgentsvcError as exc:
             await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
         except OSError as exc:
-            # The machine has no room or no files left, for a while.
+            # The machine is temporarily out of space or file descriptors.
             await self._postpone(run, BackendUnavailable(f"This machine is at its limits: {exc}"))
         except Exception:
-            # It would fail each time, and keep the runs behind it waiting.
+            # A retry would fail again and block the runs behind it.
             log.exception("automation run not begun", extra={"automation_id": run.automation_id})
             await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=_UNEXPECTED))
 
     async def _postpone(self, run: Run, exc: AgentsvcError) -> None:
-        """Try a run again later; a git host is asked for so long only."""
-        moment, wait, until = now(), _LATER, None
+        """Retry a run later; if its git host fails, for at most `RETRIED_FOR`."""
+        moment, wait, until = now(), _POSTPONED_BY, None
         if isinstance(exc, TRANSIENT):
             wait = timedelta(seconds=retry_seconds(exc))
-            # Not since it was made: it may have waited for its turn.
+            # Not counted from its creation, since it may have waited for its turn.
             until = run.timeout_at or moment + RETRIED_FOR
             if moment > until:
                 await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
@@ -235,7 +235,7 @@ class Scheduler:
         async def claim(tx: Transaction, conversation_id: str) -> None:
             await check_may_run(tx, run.user_id)
             if not replaces and await RunTable.running(tx, automation.id):
-                # Another one has begun while a host was asked.
+                # Another run has started during the calls to the host.
                 raise _AlreadyTaken
             begun = msgspec.structs.replace(
                 run,
@@ -268,7 +268,7 @@ class Scheduler:
         self._on_begin(begun)
 
     async def _payload(self, run: Run) -> Any:
-        """Return what made a run due, None for the clock or a user."""
+        """Return the payload that made a run due, None for a schedule or a user."""
         sealed = await RunTable.find_sealed(self._db, run.id)
         if sealed is None:
             return None
@@ -286,12 +286,12 @@ class Scheduler:
 def choose(
     definition: Definition, due: list[datetime], late: datetime
 ) -> tuple[list[datetime], datetime | None]:
-    """Return the due times that become runs, and one that shows what is left out.
+    """Return the due times that become runs, and one to record as skipped or None.
 
-    What was due before a moment was missed.
+    Due times before `late` count as missed.
     """
-    missed = [one for one in due if one < late]
-    on_time = [one for one in due if one >= late]
+    missed = [due_at for due_at in due if due_at < late]
+    on_time = [due_at for due_at in due if due_at >= late]
     made_up: list[datetime] = []
     if definition.missed is Missed.ALL:
         made_up = missed[-definition.most_missed :]

@@ -1,4 +1,4 @@
-"""Automations and their runs, as their owner sees them."""
+"""Operations of users on automations and their runs, and webhook deliveries."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -54,18 +54,18 @@ from .table import AutomationTable, RunTable, payload_context, secret_context
 from .work_table import Poll, PollTable, WorkTable, find_meant
 
 MAX_WAITING: Final = 1000
-"""Runs of an automation that may wait; until some have begun, more deliveries are refused, and what is
-due is skipped."""
+"""Maximum number of pending runs of an automation; beyond it, deliveries are rejected and due
+times skipped."""
 
 _SIGNED: Final = (WebhookTrigger, GitTrigger)
 """The triggers whose deliveries are signed with a secret."""
 _RETRY_SECONDS: Final = 60
-_DELETED_AT_ONCE: Final = 500
+_DELETE_BATCH: Final = 500
 _EVENT_HEADERS: Final = ("X-GitHub-Event", "X-Forgejo-Event", "X-Gitea-Event")
 
 
 class Automations:
-    """Every automation; what one user does is about what is theirs. `wake` has what is due be looked for."""
+    """All automations; users see and change only their own. `wake` wakes the scheduler."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Automations:
     async def create(
         self, user_id: str, definition: Definition, *, is_enabled: bool
     ) -> tuple[Automation, Secret | None]:
-        """Add an automation; the secret of a webhook can be seen now and never again.
+        """Add an automation; the secret of a webhook is returned only here.
 
-        Raises InvalidRequest, and Conflict for one too many.
+        Raises InvalidRequest, and Conflict if the user has too many.
         """
         moment = now()
         due = check_definition(definition, moment)
@@ -123,8 +123,8 @@ class Automations:
     ) -> Automation:
         """Change an automation; raises NotFound or InvalidRequest.
 
-        One that is disabled cancels what waits. One that is enabled again counts failures anew, and
-        makes up for nothing.
+        Disabling cancels pending runs. Enabling resets the count of failures, and does not make up for
+        missed runs.
         """
         moment = now()
 
@@ -154,7 +154,7 @@ class Automations:
         return await self._db.write(body)
 
     async def rotate(self, user_id: str, automation_id: str) -> Secret:
-        """Give an automation a new secret, which can be seen now and never again."""
+        """Replace the secret of an automation; the new one is returned only here."""
         secret = new_secret()
         sealed = self._seal(automation_id, secret)
 
@@ -182,17 +182,20 @@ class Automations:
     async def list_of(
         self, user_id: str, *, limit: int, offset: int
     ) -> tuple[list[Automation], int]:
-        """Return some of a user's automations, the newest first, and how many there are."""
+        """Return a page of a user's automations, the newest first, and their total number."""
         found = await AutomationTable.of_user(self._db, user_id, limit=limit, offset=offset)
         return found, await AutomationTable.count(self._db, user_id)
 
     async def dispatch(self, user_id: str, automation_id: str) -> Run:
-        """Make a run now, also of an automation that is disabled; raises NotFound."""
+        """Create a run now, even if the automation is disabled.
+
+        Raises NotFound, Conflict for a trigger `git`, and QuotaExceeded.
+        """
 
         async def body(tx: Transaction) -> Run:
             automation = _owned(await AutomationTable.find(tx, automation_id), user_id)
             if isinstance(automation.definition.trigger, GitTrigger):
-                raise Conflict("It runs for what happens at its git host only")
+                raise Conflict("Only events at its git host start this automation")
             run = new_run(automation, key=f"manual:{new_id()}", source=Source.MANUAL)
             await self._add(tx, automation, run)
             await note_effect(tx, run)
@@ -203,11 +206,11 @@ class Automations:
     async def deliver(
         self, automation_id: str, headers: Mapping[str, str], body: bytes, payload: Any
     ) -> tuple[int, list[str]]:
-        """Make a run for a delivery that has not come before; the payload is its body, decoded.
+        """Create a run for a delivery unless it is a repetition; `payload` is its decoded body.
 
-        What a GitHub App delivers names the record of the App. Say for how many automations it counts,
-        and which runs were made. Raises NotFound, NotAuthenticated for a signature that is wrong, and
-        QuotaExceeded while too many wait.
+        For a delivery of a GitHub App, the id is that of the App's row. Returns the number of automations
+        that accept it, and the ids of the runs created. Raises NotFound, NotAuthenticated for a wrong
+        signature, and QuotaExceeded while too many runs are pending.
         """
         automation = await AutomationTable.find(self._db, automation_id)
         app = await AppTable.find(self._db, automation_id) if automation is None else None
@@ -242,9 +245,9 @@ class Automations:
     async def _deliver_of_app(
         self, user_id: str, secret: Secret, headers: Mapping[str, str], body: bytes, payload: Any
     ) -> tuple[int, list[str]]:
-        """Give a delivery to each automation of the repository that it is about."""
+        """Record the events of a delivery for each automation of its repository."""
         if not secret:
-            raise NotAuthenticated("The GitHub App has no secret that signs its deliveries")
+            raise NotAuthenticated("The GitHub App has no webhook secret")
         key_of(headers, body, secret, now())
         name, count, made = part_of(payload, "repository.full_name"), 0, []
         if headers.get("X-GitHub-Event") == "repository":
@@ -257,7 +260,7 @@ class Automations:
         return count, made
 
     async def _rename(self, user_id: str, name: str, payload: Any) -> None:
-        """Store a new name of a repository, whose deliveries come under it from now on."""
+        """Store the new name of a renamed repository in its automations."""
         owner, short = check_repository(name, Provider.GITHUB)
         for kind in ("user", "organization"):
             owner = part_of(payload, f"changes.owner.from.{kind}.login") or owner
@@ -273,9 +276,9 @@ class Automations:
         await self._db.write(body)
 
     async def record_events(self, automation_id: str, events: Sequence[HostEvent]) -> list[str]:
-        """Make a run of each event of a git host that is new, and return their ids.
+        """Create a run for each new event of a git host, and return their ids.
 
-        One about a pull request counts where the automation has opened that.
+        An event of a pull request counts only if the automation has opened that, or for its opening.
         """
 
         async def write(tx: Transaction) -> list[str]:
@@ -287,7 +290,7 @@ class Automations:
                 event: new_run(found, key=f"git:{event.key}", source=Source.WEBHOOK)
                 for event in events
             }
-            # Who polls finds all that was said again each time.
+            # Each poll finds all earlier comments again.
             known = await RunTable.known(tx, automation_id, [run.key for run in runs.values()])
             for event, run in runs.items():
                 work = find_meant(works, event)
@@ -312,13 +315,13 @@ class Automations:
     async def runs(
         self, user_id: str, automation_id: str, *, limit: int, offset: int
     ) -> tuple[list[Run], dict[RunStatus, int]]:
-        """Return some runs, the newest first, and how many there are of each status."""
+        """Return a page of runs, the newest first, and the number of runs by status."""
         await self.get(user_id, automation_id)
         found = await RunTable.search(self._db, automation_id, limit=limit, offset=offset)
         return found, await RunTable.counts(self._db, automation_id)
 
     async def cancel(self, user_id: str, run_id: str) -> Run:
-        """Cancel a run that waits or goes on; raises NotFound, Conflict for one that is over."""
+        """Cancel a pending or running run; raises NotFound, and Conflict if it has ended."""
         found = await RunTable.find(self._db, run_id)
         if found is None or found.user_id != user_id:
             raise NotFound("There is no such run")
@@ -328,7 +331,7 @@ class Automations:
             await stop_run(self._messages, found)
 
         async def body(tx: Transaction) -> Run:
-            end = RunEnd(status=RunStatus.CANCELLED, detail="Its user has cancelled it")
+            end = RunEnd(status=RunStatus.CANCELLED, detail="Cancelled by its user")
             over = ended(found, end)
             work = await WorkTable.of_conversation(tx, found.conversation_id or "")
             if work is not None and not work.is_followed:
@@ -348,7 +351,7 @@ class Automations:
     ) -> bool:
         if await RunTable.count_waiting(tx, automation.id) >= MAX_WAITING:
             raise QuotaExceeded(
-                f"{MAX_WAITING} runs of this automation wait", retry_after_seconds=_RETRY_SECONDS
+                f"{MAX_WAITING} of its runs are pending", retry_after_seconds=_RETRY_SECONDS
             )
         if not await RunTable.add(tx, run, payload):
             return False
@@ -365,7 +368,7 @@ class Automations:
 def check_definition(
     definition: Definition, moment: datetime, *, may_be_past: bool = False
 ) -> datetime | None:
-    """Return when an automation is due next, None for no such time; raises InvalidRequest for one that cannot be."""
+    """Validate a definition and return its next due time, None if it has none; raises InvalidRequest."""
     if (definition.prompt is None) == (definition.command is None):
         raise InvalidRequest("The task is either a `prompt` or a `command`", loc=("body", "prompt"))
     check_prompt(definition.prompt or "")
@@ -396,29 +399,29 @@ def _check_git(definition: Definition) -> None:
     is_git = isinstance(definition.trigger, GitTrigger)
     what = "a trigger `git`" if is_git else "`pull_request`"
     if is_git and definition.pull_request:
-        raise InvalidRequest("A trigger `git` opens them by itself", loc=("body", "pull_request"))
+        raise InvalidRequest("A trigger `git` does so already", loc=("body", "pull_request"))
     if definition.command is not None:
-        raise InvalidRequest(f"With {what}, an agent works", loc=("body", "command"))
+        raise InvalidRequest(f"With {what}, the task is a `prompt`", loc=("body", "command"))
     if repository is None or "://" in repository.url or repository.provider not in HOSTS:
         raise InvalidRequest(
-            f"With {what} there is one repository as `owner/name`, and its `provider`: "
+            f"With {what}, give one repository as `owner/name`, and its `provider`: "
             + ", ".join(f"`{one}`" for one in HOSTS),
             loc=("body", "repos"),
         )
     if definition.pull_request and definition.concurrency is Concurrency.REPLACE:
         raise InvalidRequest(
-            "With `pull_request`, no run replaces another: both could open one",
+            "With `pull_request`, a run cannot replace another: both could open one",
             loc=("body", "concurrency"),
         )
     if is_git and definition.concurrency is not Concurrency.QUEUE:
         raise InvalidRequest(
-            "With a trigger `git`, the concurrency is `queue`: no issue is passed over",
+            "With a trigger `git`, the concurrency must be `queue`, so that no issue is skipped",
             loc=("body", "concurrency"),
         )
 
 
 async def rename(tx: Transaction, automation: Automation, name: str) -> None:
-    """Store the name that the repository of an automation has got at its host."""
+    """Store the new name of an automation's repository, unless its repository was changed."""
     found = await AutomationTable.find(tx, automation.id)
     if found is None or found.definition.repos != automation.definition.repos:
         return
@@ -432,14 +435,14 @@ async def rename(tx: Transaction, automation: Automation, name: str) -> None:
 
 
 async def delete_old_runs(db: Database, age: timedelta) -> None:
-    """Delete the runs that ended longer ago, some at a time, so that others may write between."""
+    """Delete the runs that ended longer ago, in batches, so that other writes are not blocked."""
     before = now() - age
-    while await db.write(lambda tx: RunTable.delete_old(tx, before, _DELETED_AT_ONCE)):
+    while await db.write(lambda tx: RunTable.delete_old(tx, before, _DELETE_BATCH)):
         pass
 
 
 def is_wanted(trigger: WebhookTrigger, headers: Mapping[str, str], payload: Any) -> bool:
-    """Tell whether a delivery is of a kind, and has the values, that a trigger asks for."""
+    """Return whether a delivery has a kind and values that a trigger accepts."""
     named = next((headers[name] for name in _EVENT_HEADERS if name in headers), None)
     action = find_part(payload, ["type" if named is None else "action"])
     parts = [part for part in (named, action) if isinstance(part, str)]

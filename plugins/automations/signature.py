@@ -1,7 +1,7 @@
 """Verifies signatures of deliveries: Standard Webhooks, GitHub, Forgejo and others.
 
-The key of a delivery is what it is known by when it comes again: its signed id, or else its body,
-since an id that is not signed could be any other.
+The key of a delivery identifies repetitions: it is the signed id, or else a hash of the body,
+since an unsigned id could be forged.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _HEX_HEADERS: Final = (
 
 
 def key_of(headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime) -> str:
-    """Return the key of a delivery that is signed with the secret; raises NotAuthenticated."""
+    """Verify a delivery's signature and return its key; raises NotAuthenticated."""
     if "webhook-signature" in headers:
         return _standard_key(headers, body, secret, now)
     expected = hmac.digest(secret.reveal().encode(), body, hashlib.sha256).hex()
@@ -33,25 +33,25 @@ def key_of(headers: Mapping[str, str], body: bytes, secret: Secret, now: datetim
         given = headers.get(name, "").removeprefix("sha256=").lower()
         if given.isascii() and hmac.compare_digest(given, expected):
             return f"body:{hashlib.sha256(body).hexdigest()}"
-    raise _forged()
+    raise _bad_signature()
 
 
 def _standard_key(headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime) -> str:
     delivery_id, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not 0 < len(delivery_id) <= _LONGEST_ID or not timestamp.isascii():
-        raise _forged()
+        raise _bad_signature()
     try:
         expected = signature_of(secret, delivery_id, timestamp, body).encode()
         age = abs(now.timestamp() - int(timestamp[:20]))
     except ValueError:
-        raise _forged() from None
+        raise _bad_signature() from None
     for given in headers.get("webhook-signature", "").split():
         version, _, signature = given.partition(",")
         is_right = hmac.compare_digest(signature.encode(errors="surrogateescape"), expected)
         if version == "v1" and is_right and age <= _TOLERANCE_SECONDS:
             return f"id:{values.sha256(delivery_id) if not delivery_id.isascii() else delivery_id}"
-    raise _forged()
+    raise _bad_signature()
 
 
-def _forged() -> NotAuthenticated:
+def _bad_signature() -> NotAuthenticated:
     return NotAuthenticated("The signature is missing, wrong, or too old")

@@ -187,17 +187,17 @@ _OF_CONVERSATIONS: Final = """
 
 
 class _SealedRecords[T: msgspec.Struct](Records[T]):
-    """Records of which each may have something sealed beside it."""
+    """Rows with an optional sealed value."""
 
     @classmethod
     async def find_sealed(cls, source: Queryable, record_id: str) -> bytes | None:
-        """Return what is sealed: the secret of an automation, what a webhook has sent for a run."""
+        """Return the sealed value: the secret of an automation, or the payload of a run."""
         sql = ("SELECT sealed FROM", cls.table, "WHERE id = :id")
         return await source.value(" ".join(sql), {"id": record_id})
 
     @classmethod
     async def set_sealed(cls, tx: Transaction, record_id: str, sealed: bytes | None) -> None:
-        """Store something else, or forget it."""
+        """Replace or delete the sealed value."""
         sql = ("UPDATE", cls.table, "SET sealed = :sealed WHERE id = :id")
         await tx.run(" ".join(sql), {"id": record_id, "sealed": sealed})
 
@@ -210,12 +210,12 @@ class AutomationTable(_SealedRecords[Automation], table="plugin_automations_auto
         cls, source: Queryable, user_id: str, *, limit: int, offset: int
     ) -> list[Automation]:
         """Return a user's automations, the newest first."""
-        rest = "WHERE t.user_id = :id ORDER BY t.created_at DESC, t.id LIMIT :limit OFFSET :offset"
-        return await cls.select(source, rest, id=user_id, limit=limit, offset=offset)
+        tail = "WHERE t.user_id = :id ORDER BY t.created_at DESC, t.id LIMIT :limit OFFSET :offset"
+        return await cls.select(source, tail, id=user_id, limit=limit, offset=offset)
 
     @classmethod
     async def of_repository(cls, source: Queryable, user_id: str, name: str) -> list[Automation]:
-        """Return a user's enabled automations for the issues of a repository at GitHub."""
+        """Return a user's enabled automations with a trigger `git` for a repository at GitHub."""
         return await cls.select(source, _OF_REPOSITORY, user_id=user_id, name=name)
 
     @staticmethod
@@ -226,17 +226,17 @@ class AutomationTable(_SealedRecords[Automation], table="plugin_automations_auto
 
     @classmethod
     async def due(cls, source: Queryable, now: datetime, limit: int) -> list[Automation]:
-        """Return the automations whose time has come, the most overdue first."""
+        """Return the due automations, the most overdue first."""
         return await cls.select(source, _DUE, now=to_stored(now), limit=limit)
 
     @classmethod
     async def waiting(cls, source: Queryable, now: datetime) -> list[Automation]:
-        """Return the automations with a schedule whose time has not come."""
+        """Return the automations with a schedule that are not due yet."""
         return await cls.select(source, _WAITING, now=to_stored(now))
 
     @staticmethod
     async def next_at(source: Queryable) -> datetime | None:
-        """Return when the next automation is due."""
+        """Return the earliest due time of all automations, or None."""
         sql = """
             SELECT MIN(next_at) AS moment
             FROM plugin_automations_automations
@@ -250,7 +250,7 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
 
     @staticmethod
     async def add(tx: Transaction, run: Run, payload: bytes | None = None) -> bool:
-        """Add a run with what a webhook has sent, sealed; return False if its key is known."""
+        """Add a run with its sealed payload; return False if its key exists."""
         row = row_of(run, sealed=payload, sealed_as=payload_context(run.automation_id))
         del row["number"]
         otherwise = "ON CONFLICT (automation_id, key) DO NOTHING"
@@ -258,7 +258,7 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
 
     @staticmethod
     async def known(source: Queryable, automation_id: str, keys: Sequence[str]) -> set[str]:
-        """Return which keys an automation has runs of."""
+        """Return those of some keys that an automation has runs of."""
         sql = """
             SELECT key FROM plugin_automations_runs
             WHERE automation_id = :id AND key IN (SELECT value FROM json_each(:keys))
@@ -267,9 +267,9 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
 
     @classmethod
     async def change(cls, tx: Transaction, run: Run, *, since: RunStatus) -> bool:
-        """Store what a run is now, unless it has not the status any more that it had.
+        """Update a run if it still has the status `since`; return whether it had.
 
-        What a webhook has sent for one that is over is forgotten.
+        The payload of a run that has ended is deleted.
         """
         is_changed = await cls.update(tx, run, "AND status = :since", but="number", since=since)
         if is_changed and run.completed_at is not None:
@@ -280,7 +280,7 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
     async def cancel_waiting(
         tx: Transaction, automation_id: str, detail: str, now: datetime
     ) -> None:
-        """Cancel the runs of an automation that have not begun."""
+        """Cancel the pending runs of an automation."""
         sql = """
             UPDATE plugin_automations_runs
             SET status = 'CANCELLED', error_detail = :detail, completed_at = :now, sealed = NULL
@@ -292,7 +292,7 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
 
     @staticmethod
     async def count_waiting(source: Queryable, automation_id: str) -> int:
-        """Return how many runs of an automation have not begun."""
+        """Return the number of pending runs of an automation."""
         sql = """
             SELECT COUNT(*) AS n
             FROM plugin_automations_runs
@@ -305,13 +305,13 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
     async def search(
         cls, source: Queryable, automation_id: str, *, limit: int, offset: int
     ) -> list[Run]:
-        """Return runs of an automation, the newest first."""
-        rest = "WHERE t.automation_id = :id ORDER BY t.number DESC LIMIT :limit OFFSET :offset"
-        return await cls.select(source, rest, id=automation_id, limit=limit, offset=offset)
+        """Return a page of an automation's runs, the newest first."""
+        tail = "WHERE t.automation_id = :id ORDER BY t.number DESC LIMIT :limit OFFSET :offset"
+        return await cls.select(source, tail, id=automation_id, limit=limit, offset=offset)
 
     @staticmethod
     async def counts(source: Queryable, automation_id: str) -> dict[RunStatus, int]:
-        """Return how many runs of an automation have each status."""
+        """Return the number of an automation's runs by status."""
         sql = """
             SELECT status, COUNT(*) AS n
             FROM plugin_automations_runs
@@ -325,16 +325,16 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
     async def startable(
         cls, source: Queryable, now: datetime, limit: int, *, but_of: Sequence[str] = ()
     ) -> list[Run]:
-        """Return the first due run of each automation that may be looked at now.
+        """Return the first due run of each automation.
 
-        Those that are queued behind a running one are left out, and those of some users.
+        Runs queued behind a running one, and those of the users `but_of`, are left out.
         """
         params = {"now": to_stored(now), "limit": limit, "but_of": _json(but_of)}
         return await cls.select(source, _STARTABLE, **params)
 
     @staticmethod
     async def next_at(source: Queryable, now: datetime) -> datetime | None:
-        """Return when the next run is due that was put off."""
+        """Return the earliest later due time of a pending run, or None."""
         sql = """
             SELECT MIN(due_at) AS moment
             FROM plugin_automations_runs
@@ -345,27 +345,27 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
 
     @classmethod
     async def running(cls, source: Queryable, automation_id: str | None = None) -> list[Run]:
-        """Return the runs that go on, of one automation or all."""
-        which = "" if automation_id is None else "AND t.automation_id = :id"
-        return await cls.select(source, f"WHERE t.status = 'RUNNING' {which}", id=automation_id)
+        """Return the running runs, of one automation or all."""
+        condition = "" if automation_id is None else "AND t.automation_id = :id"
+        return await cls.select(source, f"WHERE t.status = 'RUNNING' {condition}", id=automation_id)
 
     @classmethod
     async def unsettled(cls, source: Queryable) -> list[Run]:
-        """Return the runs that are over and whose sandboxes are still to be seen to."""
+        """Return the runs that have ended but whose sandboxes are not released yet."""
         return await cls.select(source, "WHERE NOT t.is_settled")
 
     @staticmethod
     async def settle(tx: Transaction, run_id: str) -> None:
-        """Store that nothing is left to be done with the sandbox of a run."""
+        """Mark the sandbox of a run as released."""
         sql = "UPDATE plugin_automations_runs SET is_settled = 1 WHERE id = :id"
         await tx.run(sql, {"id": run_id})
 
     @classmethod
     async def delete_old(cls, tx: Transaction, before: datetime, limit: int) -> int:
-        """Delete some of the runs that ended before then, with their work on issues; return how many.
+        """Delete a batch of runs that ended before a moment, with their work items; return how many.
 
-        Runs whose issue is being worked on are kept, and which pull request a schedule has opened is known
-        for ever: it may be open still.
+        Runs with open work items are kept. Work items of pull requests without an issue are kept for ever,
+        since their pull requests may still be open.
         """
         runs = await cls.select(tx, _OLD, before=to_stored(before), limit=limit)
         sql = """
@@ -392,10 +392,10 @@ def _json(ids: Sequence[str | None]) -> str:
 
 
 def secret_context(automation_id: str) -> str:
-    """Return the context in which the secret of an automation is sealed."""
+    """Return the sealing context of an automation's secret."""
     return f"secret of automation {automation_id}"
 
 
 def payload_context(automation_id: str) -> str:
-    """Return the context in which is sealed what a webhook of an automation gets."""
+    """Return the sealing context of the payloads of an automation's runs."""
     return f"payload of automation {automation_id}"

@@ -1,4 +1,4 @@
-"""The SQL of what is done about issues, and of how far hosts were asked for them."""
+"""The SQL of work items, and of the positions up to which hosts were polled."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -15,22 +15,22 @@ from .model import WorkItem
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a host was asked for what has changed."""
+    """The position up to which a host was polled for an automation."""
 
     automation_id: str
     user_id: str
     since: str
     etag: str
     trouble: str = ""
-    """Why it could not be asked, as its user was told; empty if it could."""
+    """Why polling fails, as reported to the user; empty if it works."""
 
 
 class WorkTable(Records[WorkItem], table="plugin_automations_works"):
-    """The SQL of what is done about issues."""
+    """The SQL of work items."""
 
     @classmethod
     async def change(cls, tx: Transaction, work_id: str, **changes: Any) -> None:
-        """Store some of its fields."""
+        """Update some fields of a work item."""
         found = await cls.find(tx, work_id)
         if found is not None:
             await cls.update(tx, msgspec.structs.replace(found, **changes))
@@ -39,7 +39,7 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
     async def schedule_check(
         tx: Transaction, automation_id: str, due_at: datetime | None, *, work_id: str | None = None
     ) -> None:
-        """Have the pull request of one be looked at, or those of all that an automation has open."""
+        """Schedule the check of a work item's pull request, or of all open ones of an automation."""
         sql = """
             UPDATE plugin_automations_works
             SET due_at = :due_at
@@ -51,54 +51,54 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
 
     @staticmethod
     async def close(tx: Transaction, conversation_id: str) -> None:
-        """Let the work of a conversation be over."""
+        """Close the work item of a conversation."""
         sql = "UPDATE plugin_automations_works SET is_open = 0 WHERE conversation_id = :id"
         await tx.run(sql, {"id": conversation_id})
 
     @classmethod
     async def of_conversation(cls, source: Queryable, conversation_id: str) -> WorkItem | None:
-        """Return what a conversation works on."""
+        """Return the work item of a conversation, or None."""
         return await cls.first(source, "WHERE t.conversation_id = :id", id=conversation_id)
 
     @classmethod
     async def all_open(cls, source: Queryable, automation_id: str) -> list[WorkItem]:
-        """Return what of an automation has not ended."""
+        """Return the open work items of an automation."""
         return await cls.select(
             source, "WHERE t.is_open AND t.automation_id = :id", id=automation_id
         )
 
     @classmethod
     async def last_pull(cls, source: Queryable, automation_id: str) -> WorkItem | None:
-        """Return what an automation has opened a pull request for last, about no issue."""
-        rest = "WHERE t.automation_id = :id AND t.pull IS NOT NULL AND t.issue = ''"
-        return await cls.first(source, f"{rest} ORDER BY t.rowid DESC", id=automation_id)
+        """Return the work item of an automation's last pull request without an issue, or None."""
+        tail = "WHERE t.automation_id = :id AND t.pull IS NOT NULL AND t.issue = ''"
+        return await cls.first(source, f"{tail} ORDER BY t.rowid DESC", id=automation_id)
 
     @classmethod
     async def due(cls, source: Queryable, now: datetime) -> list[WorkItem]:
-        """Return those whose pull requests are to be looked at."""
-        rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
-        return await cls.select(source, rest, now=to_stored(now))
+        """Return the work items whose pull requests are due for a check."""
+        tail = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
+        return await cls.select(source, tail, now=to_stored(now))
 
 
 def find_meant(works: Iterable[WorkItem], event: HostEvent) -> WorkItem | None:
-    """Return what an event is about, of what has not ended."""
+    """Return the work item that an event is about, or None."""
     for work in works:
         if event.kind is Kind.CHECK:
-            is_meant = bool(work.head) and work.head == event.id
+            matches = bool(work.head) and work.head == event.id
         else:
             number = work.issue if not work.is_pull else None
-            is_meant = event.number == (work.pull if event.is_pull else number)
-        if is_meant:
+            matches = event.number == (work.pull if event.is_pull else number)
+        if matches:
             return work
     return None
 
 
 class PollTable:
-    """The SQL of how far hosts were asked."""
+    """The SQL of polling positions."""
 
     @staticmethod
     async def due(source: Queryable, now: datetime) -> list[Poll]:
-        """Return the automations whose hosts are to be asked, with how far they were."""
+        """Return the positions of the automations that are due for a poll."""
         sql = """
             SELECT a.id AS automation_id, a.user_id, COALESCE(p.trouble, '') AS trouble,
                    COALESCE(p.since, substr(a.created_at, 1, 19) || 'Z') AS since,
@@ -113,7 +113,7 @@ class PollTable:
 
     @staticmethod
     async def store(tx: Transaction, poll: Poll, due_at: datetime) -> None:
-        """Store how far a host was asked, and when it is asked next."""
+        """Store a position and the time of the next poll."""
         sql = """
             INSERT INTO plugin_automations_polls (automation_id, since, etag, due_at, trouble)
             SELECT id, :since, :etag, :due_at, :trouble

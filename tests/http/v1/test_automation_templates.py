@@ -114,7 +114,7 @@ async def test_what_waits_is_passed_over_once_it_is_closed_or_gone(
     host.pulls[0]["state"] = "closed"
     await loop.deliver("opened", is_pull=True)
     [run] = await loop.wait("SKIPPED")
-    assert run["error_detail"] == "It is closed by now"
+    assert run["error_detail"] == "It has been closed since"
     host.pulls[0]["state"] = "open"
     host.pulls[0]["sent"]["base"] = "gone"
     other = await make_loop(client, host, prompt=REVIEW, on="pull_request")
@@ -192,7 +192,7 @@ async def test_what_a_scheduled_run_commits_becomes_one_pull_request_at_a_time(
 
     await loop.run()
     [skipped, _] = await loop.wait("SKIPPED", "COMPLETED")
-    assert skipped["error_detail"].startswith("Its pull request is open still: http")
+    assert skipped["error_detail"].startswith("Its last pull request is still open: http")
     pull["state"] = {"bitbucket": "MERGED", "gitlab": "merged"}.get(host.kind, "closed")
     fake_agent.files = {"fresh.txt": "2"}
     await loop.run()
@@ -216,7 +216,7 @@ async def test_a_pull_request_is_known_for_as_long_as_it_is_open(
     await loop.wait_until(lambda runs: not runs)
     await loop.run()
     [run] = await loop.wait("SKIPPED")
-    assert "open still" in run["error_detail"]
+    assert "still open" in run["error_detail"]
 
 
 @pytest.mark.usefixtures("fake_agent")

@@ -70,7 +70,7 @@ async def test_a_schedule_makes_no_more_runs_while_a_thousand_wait(
     due = "UPDATE plugin_automations_automations SET next_at = :at"
     await db.write(lambda tx: tx.run(due, {"at": sooner}))
     [run, *_] = await wait_for_runs(client, made["id"], lambda seen: seen[0]["id"] != "1000")
-    assert (run["status"], run["error_detail"]) == ("SKIPPED", "1000 runs of it wait")
+    assert (run["status"], run["error_detail"]) == ("SKIPPED", "1000 runs of it are pending")
 
 
 async def test_the_schedules_that_are_looked_through_at_a_start_keep_nothing_waiting(

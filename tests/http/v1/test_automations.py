@@ -102,9 +102,9 @@ async def test_a_run_is_a_conversation_and_tells_how_it_ended(
         (
             "3\nBroken",
             "FAILED",
-            ("The command has ended with exit code 3\nBroken", "exit code 3\nBroken"),
+            ("The command ended with exit code 3\nBroken", "exit code 3\nBroken"),
         ),
-        ("lost\n", "FAILED", ("The command was ended", None)),
+        ("lost\n", "FAILED", ("The command was terminated", None)),
     ],
 )
 async def test_the_task_may_be_a_command_whose_end_is_the_result(
@@ -135,7 +135,7 @@ async def test_a_command_that_goes_on_is_asked_again_and_stopped_in_time(
     await wait_for_runs(client, made["id"], are("RUNNING"))
     await service.restart()
     [run] = await wait_for_runs(client, made["id"], are("FAILED"))
-    assert "longer than" in run["error_detail"]
+    assert "time limit" in run["error_detail"]
     [sandbox] = fake_agent.sandboxes.values()
     assert any("kill -s TERM" in one for one in sandbox.commands)
     wrong = {"name": "a", "trigger": {"type": "manual"}}
@@ -320,7 +320,7 @@ async def test_a_run_that_takes_too_long_is_stopped(client: Client) -> None:
     made = await create(client, {"type": "manual"}, timeout=1)
     await dispatch(client, made["id"])
     [run] = await wait_for_runs(client, made["id"], are("FAILED"))
-    assert "longer" in run["error_detail"]
+    assert "time limit" in run["error_detail"]
     seen = await client.wait_for_conversation(
         run["conversation_id"], lambda seen: seen["execution_status"] != "running"
     )

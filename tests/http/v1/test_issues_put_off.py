@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have its user's quota stand in the way when a sandbox is resumed for the first time."""
-    monkeypatch.setattr(part("automations.issue_hosts"), "_LEAST_REST", 0.1)
+    monkeypatch.setattr(part("automations.issue_hosts"), "_MIN_RETRY_SECONDS", 0.1)
     resume, refusals = Conversations.resume, [QuotaExceeded("You have too many running")]
 
     async def refuse(*args: Any, **options: Any) -> None:

@@ -218,7 +218,7 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
     await card.get_by_label("Maximum steps").fill("50")
     await card.get_by_label("Time zone").fill("Nowhere/Land")
     await card.get_by_role("button", name="Save").click()
-    await expect(page.get_by_role("alert")).to_contain_text("No time zone of this name")
+    await expect(page.get_by_role("alert")).to_contain_text("Unknown time zone")
     await card.get_by_label("Time zone").fill("Europe/Berlin")
     await card.get_by_role("button", name="Save").click()
     await expect(page.get_by_role("alert")).to_be_hidden()
