@@ -1,8 +1,9 @@
 """Git hosting services: a table for each provider, behind one service.
 
-Begin with `service`. `client` sends the requests, `checkout` fetches and pushes for the server itself. `hosting` is what all
-providers have in common, and reads their tables; `lookup` says how those name paths and parts of answers, also to automations.
-`model` is what is answered. GitHub and GitLab are here, others are in the plugin `githosts`. Cloning into sandboxes is in
+Start with `service`. `client` sends the requests, `checkout` fetches and pushes for the server itself.
+`hosting` is the base class of all providers, which interprets their tables; `lookup` defines how tables
+name paths and parts of responses, also for automations. `model` contains the results. GitHub and GitLab
+are here, others are in the plugin `githosts`. Cloning into sandboxes is in
 `conversations.starting.workspace`. Imports `settings`, `agentserver`, `domain` and `base`.
 """
 

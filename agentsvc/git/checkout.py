@@ -1,8 +1,8 @@
 """Repositories that the server itself fetches from a host and pushes to, without a work tree.
 
-What comes from a sandbox or a host is hostile: git runs without any configuration of this machine, without
+Input from sandboxes and hosts is untrusted: git runs without any configuration of this machine, without
 hooks, over HTTP only, and follows no redirect. The token is in git's environment, never in a URL or a
-command. A checkout is bare, holds one commit without its history, and lasts for a moment.
+command. A checkout is bare, contains one commit without its history, and is short-lived.
 """
 
 import asyncio
@@ -26,24 +26,24 @@ from agentsvc.git.client import refused, unavailable
 from agentsvc.settings import ProviderToken
 
 MAX_MIB: Final = 2048
-"""The largest pack that is fetched."""
+"""Maximum size of a fetched pack."""
 MAX_COMMITS: Final = 200
 
 _COMPARED_DEPTH: Final = 200
 _PART_BYTES: Final = 1024 * 1024
 _MAX_OUTPUT: Final = 32 * 1024 * 1024
 _MAX_ERRORS: Final = 64 * 1024
-_SHOWN: Final = 300
+_MAX_SHOWN: Final = 300
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _HEAD: Final = "refs/agentsvc/head"
 _SUBMODULE: Final = "160000"
-_ODD_NAME = re.compile(r"[\0-\x1f\x7f\\]|(?:^|/)(?:\.{1,2}|\.git)(?:/|$)", re.IGNORECASE)
+_UNSAFE_NAME = re.compile(r"[\0-\x1f\x7f\\]|(?:^|/)(?:\.{1,2}|\.git)(?:/|$)", re.IGNORECASE)
 _WORKFLOWS = re.compile(
     r"^(?:\.(?:github|gitlab|forgejo|gitea)/|\.gitlab-ci|bitbucket-pipelines\.|\.woodpecker"
     r"|\.circleci/|\.travis\.|\.drone\.|\.azure|azure-pipelines|jenkinsfile|\.buildkite/)",
     re.IGNORECASE,
 )
-"""What hosts and their services run on their own machines, with secrets of the repository."""
+"""Files that make hosts and CI services run commands with access to secrets of the repository."""
 
 _SETTINGS: Final = {
     "core.hooksPath": os.devnull,
@@ -60,7 +60,7 @@ _SETTINGS: Final = {
     "push.recurseSubmodules": "no",
     "transfer.bundleURI": "false",
 }
-# What git says, in lower case, where something is refused.
+# Parts of git's error messages, in lower case.
 _TOKEN_REFUSED: Final = (
     *("could not read username", "authentication failed", "error: 401", "error: 403"),
     "access denied",
@@ -70,28 +70,28 @@ _NO_REPOSITORY: Final = (
     *("error: 301", "error: 302", "error: 307", "error: 308"),
 )
 _NO_COMMIT: Final = ("not our ref", "unadvertised object", "did not send all necessary objects")
-_NOT_TAKEN: Final = ("[rejected]", "non-fast-forward", "fetch first", "[remote rejected]")
+_PUSH_REJECTED: Final = ("[rejected]", "non-fast-forward", "fetch first", "[remote rejected]")
 
 
 class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository at a host, and how it is reached with the token of a user."""
+    """A repository at a host, with its URL and the token to access it."""
 
     provider: Provider
     url: str
     token: ProviderToken | None = None
     addresses: tuple[str, ...] = ()
-    """`host:port:address` of what was checked, so that no other one is called."""
+    """`host:port:address` of the checked addresses, so that git connects to no other."""
 
 
 class DefaultBranch(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the default branch of a repository is."""
+    """A branch of a repository, usually the default one, and its commit."""
 
     branch: str
     commit: str
 
 
 class Checkout:
-    """A bare repository that lasts as long as its context."""
+    """A bare repository that exists as long as its context."""
 
     def __init__(self, directory: Path, remote: GitRemote, *, time_limit: float) -> None:
         self.remote = remote
@@ -111,7 +111,7 @@ class Checkout:
         await self._remove()
 
     async def branch(self, name: str) -> DefaultBranch:
-        """Return where a branch is; raises NotFound, and InvalidRequest for what git takes as no name."""
+        """Return a branch with its commit; raises NotFound, and InvalidRequest for an invalid name."""
         check_branch(name)
         ref = f"refs/heads/{name}"
         lines = await self._git("ls-remote", self.remote.url, ref, is_remote=True)
@@ -121,35 +121,35 @@ class Checkout:
         return DefaultBranch(branch=name, commit=found[1])
 
     async def head(self) -> DefaultBranch:
-        """Return where the default branch is; raises NotFound without one whose name can be taken."""
+        """Return the default branch with its commit; raises NotFound without one of a valid name."""
         lines = await self._git("ls-remote", "--symref", self.remote.url, "HEAD", is_remote=True)
         found = re.match(r"ref: refs/heads/(\S+)\tHEAD\n([0-9a-f]{40,64})\tHEAD", lines)
         if found is None:
-            raise NotFound("The repository is empty, or says nothing of its default branch")
+            raise NotFound("The repository is empty, or does not name its default branch")
         try:
             check_branch(found[1])
         except (InvalidRequest, UnicodeEncodeError) as exc:
-            shown = ascii(found[1][:_SHOWN])
-            raise NotFound(f"The name of the default branch is not taken: {shown}") from exc
+            shown = ascii(found[1][:_MAX_SHOWN])
+            raise NotFound(f"The name of the default branch is not allowed: {shown}") from exc
         return DefaultBranch(branch=found[1], commit=found[2])
 
     async def fetch(self, commit: str, compared_to: str | None = None) -> None:
-        """Fetch a commit without its history; raises NotFound for one that is not there.
+        """Fetch a commit without its history; raises NotFound if it does not exist.
 
-        With another commit it is fetched with that, and both with enough history to find where they part.
+        With `compared_to`, fetch both commits with enough history to find their merge base.
         """
         commits = [commit, *([compared_to] if compared_to else [])]
         for one in commits:
             _check_commit(one)
         depth = f"--depth={_COMPARED_DEPTH if compared_to else 1}"
-        told = ("fetch", "--quiet", "--no-tags", depth, self.remote.url, *commits)
-        await self._git(*told, is_remote=True)
+        arguments = ("fetch", "--quiet", "--no-tags", depth, self.remote.url, *commits)
+        await self._git(*arguments, is_remote=True)
 
     async def read(self, commit: str, path: str, max_bytes: int) -> bytes | None:
-        """Return a file of a commit that was fetched, or None; raises BadRequest for a larger one."""
+        """Return a file of a fetched commit, or None; raises BadRequest if it is larger than allowed."""
         _check_commit(commit)
-        told = await self._git("ls-tree", "-l", "-z", "--full-tree", commit, "--", path)
-        found = re.fullmatch(r"\d+ blob ([0-9a-f]+) +(\d+)\t.*\0", told, re.DOTALL)
+        output = await self._git("ls-tree", "-l", "-z", "--full-tree", commit, "--", path)
+        found = re.fullmatch(r"\d+ blob ([0-9a-f]+) +(\d+)\t.*\0", output, re.DOTALL)
         if found is None:
             return None
         if int(found[2]) > max_bytes:
@@ -158,9 +158,9 @@ class Checkout:
         return text.encode(errors="surrogateescape")
 
     async def archive(self, commit: str, directory: str | None, max_bytes: int) -> Path:
-        """Return a tar archive of a directory of a commit, or an empty one; it lasts as the checkout.
+        """Return a tar archive of a directory of a commit, or an empty one, deleted with the checkout.
 
-        Raises BadRequest for a larger one, and for a directory that is not there.
+        Raises BadRequest if it is larger than allowed, and for a directory that does not exist.
         """
         _check_commit(commit)
         file = self._path / "directory.tar"
@@ -177,16 +177,16 @@ class Checkout:
         return file
 
     async def pack(self) -> AsyncIterator[bytes]:
-        """Return an archive of what was fetched, to be unpacked in an empty repository."""
+        """Return a tar archive of the fetched objects, to be unpacked in an empty repository."""
         file = self._path / "pack.tar"
         await asyncio.to_thread(_pack, self._path, file)
         return _parts(file)
 
     async def take(self, bundle: bytes, base: str, *, workflows: bool = False) -> str:
-        """Take the commits in of a bundle that follow a commit, and return the last one.
+        """Import the commits of a bundle that follow a commit, and return the last one.
 
-        Raises BadRequest for what is not to be pushed: what does not build on that commit, is too
-        much, has submodules, or changes workflows where that is not allowed.
+        Raises BadRequest for commits that must not be pushed: those not based on that commit, too many,
+        with submodules or unsafe file names, or with changes to workflows unless these are allowed.
         """
         _check_commit(base)
         file = self._path / "taken.bundle"
@@ -200,28 +200,28 @@ class Checkout:
             await self._git("merge-base", "--is-ancestor", base, head)
             commits = f"{base}..{head}"
             count = int(await self._git("rev-list", "--count", commits))
-            told = await self._git(
+            output = await self._git(
                 *("log", "--format=", "--raw", "-z", "-m", "--no-renames", "--abbrev=4", commits)
             )
         except BadRequest:
             raise
         except (AgentsvcError, ValueError) as exc:
-            text = "What the agent has made does not build on the commit it was given"
+            text = "The agent's commits are not based on the commit that it was given"
             raise BadRequest(text, detail=str(getattr(exc, "detail", exc))) from exc
         if count > MAX_COMMITS:
-            raise BadRequest(f"The agent has made {count} commits, and {MAX_COMMITS} are allowed")
-        await asyncio.to_thread(check_changes, told, workflows=workflows)
+            raise BadRequest(f"The agent has made {count} commits, more than {MAX_COMMITS}")
+        await asyncio.to_thread(check_changes, output, workflows=workflows)
         return head
 
     async def push(self, commit: str, branch: str) -> None:
-        """Push a commit as a branch; raises BadRequest where that has others by now."""
+        """Push a commit as a branch; raises BadRequest if the branch has other commits by now."""
         _check_commit(commit)
         spec = f"{commit}:refs/heads/{branch}"
         await self._git("push", "--quiet", "--no-verify", self.remote.url, spec, is_remote=True)
 
     async def _git(self, *arguments: str, is_remote: bool = False) -> str:
         environment = _environment(self.remote if is_remote else None)
-        # The shell keeps what git writes from filling the disk.
+        # The limit of the shell keeps git from filling the disk.
         process = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", f'ulimit -f {MAX_MIB * 2048} && exec git "$@"', "git", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
@@ -239,8 +239,8 @@ class Checkout:
         try:
             async with asyncio.timeout(self._time_limit):
                 output, errors = await asyncio.gather(
-                    _end_of(process.stdout, _MAX_OUTPUT, kill),
-                    _end_of(process.stderr, _MAX_ERRORS, lambda: None),
+                    _read_tail(process.stdout, _MAX_OUTPUT, kill),
+                    _read_tail(process.stderr, _MAX_ERRORS, lambda: None),
                 )
                 await process.wait()
         except TimeoutError as exc:
@@ -249,27 +249,27 @@ class Checkout:
             kill()
             await process.wait()
         if len(output) > _MAX_OUTPUT:
-            most = _MAX_OUTPUT // 1024**2
-            raise BadRequest(f"Git's output is larger than {most} MiB and is not read")
+            limit = _MAX_OUTPUT // 1024**2
+            raise BadRequest(f"The output of git is larger than {limit} MiB")
         if process.returncode:
             raise self._failure(errors.decode(errors="replace"))
         return output.decode(errors="surrogateescape")
 
-    def _failure(self, said: str) -> AgentsvcError:
-        provider, detail = self.remote.provider, said.strip()[-_SHOWN:]
+    def _failure(self, message: str) -> AgentsvcError:
+        provider, detail = self.remote.provider, message.strip()[-_MAX_SHOWN:]
 
-        def is_said(signs: tuple[str, ...]) -> bool:
-            return any(sign in said.lower() for sign in signs)
+        def matches(patterns: tuple[str, ...]) -> bool:
+            return any(pattern in message.lower() for pattern in patterns)
 
-        if is_said(_TOKEN_REFUSED):
+        if matches(_TOKEN_REFUSED):
             return refused(provider)
-        if is_said(_NO_REPOSITORY):
+        if matches(_NO_REPOSITORY):
             text = f"There is no such repository at `{provider.value}`: renamed, deleted, or hidden"
             return NotFound(text)
-        if is_said(_NO_COMMIT):
-            return NotFound("The commit is not in the repository any more")
-        if is_said(_NOT_TAKEN):
-            text = "The branch has got other commits, or the host protects it"
+        if matches(_NO_COMMIT):
+            return NotFound("The commit is no longer in the repository")
+        if matches(_PUSH_REJECTED):
+            text = "The branch has other commits by now, or the host protects it"
             return BadRequest(text, detail=detail)
         return unavailable(provider, detail)
 
@@ -277,19 +277,19 @@ class Checkout:
         await asyncio.to_thread(shutil.rmtree, self._path, ignore_errors=True)
 
 
-def check_changes(told: str, *, workflows: bool) -> None:
-    """Raise BadRequest unless what `git log --raw -z` tells of may be pushed."""
-    fields = told.split("\0")
+def check_changes(output: str, *, workflows: bool) -> None:
+    """Raise BadRequest unless the changes in the output of `git log --raw -z` may be pushed."""
+    fields = output.split("\0")
     for head, name in zip(fields[::2], fields[1::2], strict=False):
         modes = head.lstrip("\n:").split(" ")[:2]
-        shown = ascii(name[:_SHOWN])
+        shown = ascii(name[:_MAX_SHOWN])
         if _SUBMODULE in modes or name.lower() == ".gitmodules":
-            raise BadRequest(f"The agent has changed a submodule, which is not pushed: {shown}")
-        if _ODD_NAME.search(name):
-            raise BadRequest(f"The agent has made a file whose name is not pushed: {shown}")
+            raise BadRequest(f"The agent has changed a submodule, which is not allowed: {shown}")
+        if _UNSAFE_NAME.search(name):
+            raise BadRequest(f"The agent has made a file whose name is not allowed: {shown}")
         if not workflows and _WORKFLOWS.match(name):
             raise BadRequest(
-                f"The agent has changed what the host runs, which its automation does not allow: {shown}"
+                f"The agent has changed a workflow of the host, which its automation does not allow: {shown}"
             )
 
 
@@ -299,22 +299,22 @@ def address_of(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 
-async def _end_of(
-    stream: asyncio.StreamReader | None, most: int, on_more: Callable[[], None]
+async def _read_tail(
+    stream: asyncio.StreamReader | None, limit: int, on_excess: Callable[[], None]
 ) -> bytearray:
-    """Read to the end, and return no more of it than one byte beyond what is allowed."""
+    """Read a stream to its end and return its last bytes, at most one more than the limit."""
     kept = bytearray()
     while stream and (part := await stream.read(_PART_BYTES)):
         kept += part
-        if len(kept) > most:
-            on_more()
-            del kept[: -most - 1]
+        if len(kept) > limit:
+            on_excess()
+            del kept[: -limit - 1]
     return kept
 
 
 def _check_commit(text: str) -> None:
     if not _COMMIT.fullmatch(text):
-        raise BadRequest("This is not the name of a commit")
+        raise BadRequest("This is not a commit hash")
 
 
 def _environment(remote: GitRemote | None) -> dict[str, str]:

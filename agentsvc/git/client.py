@@ -1,7 +1,7 @@
-"""Requests to a git hosting service: where they may go, how much they may bring, how they fail.
+"""Requests to a git hosting service: allowed targets, size limits and errors.
 
-A token goes to the host it was stored with and nowhere else: a redirect is followed only below
-the address of the service's API.
+A token is sent only to the host with which it was stored: a redirect is followed only below the
+URL of the service's API.
 """
 
 import asyncio
@@ -35,55 +35,55 @@ from agentsvc.domain import repositories as git
 from agentsvc.settings import ProviderToken
 
 ANSWER_MAX: Final = 8 * 1024 * 1024
-"""The longest answer that is read; a hundred repositories take about one MiB."""
+"""Maximum size of a response; a hundred repositories take about one MiB."""
 
 ITEMS_MAX: Final = 1000
-"""How many items of a list are taken; a page has a hundred, and a directory at GitHub a thousand."""
+"""Maximum items of a list; a page has at most a hundred, and a directory at GitHub a thousand."""
 
 REDIRECTS_MAX: Final = 3
 
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
 _MOVED: Final = _REDIRECTS | {405, 410}
-"""What is answered where something is not any more; 405 by GitLab, to what would change it."""
+"""Statuses for something that was moved or removed; GitLab responds with 405 to changes."""
 _FOUND: Final = frozenset({200})
 _DONE: Final = frozenset({200, 201, 202, 204, 304})
-_NONE: Final[Mapping[str, Any]] = {}
+_EMPTY: Final[Mapping[str, Any]] = {}
 _ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 _WAIT_SECONDS: Final = 60
 _WAIT_SECONDS_MAX: Final = 3600
 
 type Value = str | int | bool | None
-"""A parameter of a query; None is left out."""
+"""A query parameter; None is omitted."""
 
 
 class Answer[T](Struct, frozen=True, kw_only=True):
-    """What a service answered."""
+    """A response of a service."""
 
     value: T
     headers: Mapping[str, str]
     status: int = HTTPStatus.OK
     path: str = ""
-    """Where it was answered in the end, after redirects."""
+    """Path of the response's URL, after redirects."""
 
     def next_page(self) -> str | None:
-        """Return the `page` of the link to the next page, None on the last one."""
+        """Return the `page` parameter of the link to the next page, or None on the last page."""
         for url, rest in _LINK.findall(self.headers.get("Link", "")):
             if _IS_NEXT.search(rest):
                 return page_in(url)
         return None
 
     def total(self, name: str) -> int | None:
-        """Return the number of all items that a header tells, if it does."""
+        """Return the total number of items from a header, or None."""
         text = self.headers.get(name, "")
         return int(text) if text.isdecimal() and len(text) < _DIGITS_MAX else None
 
 
 class GitApi(Struct, frozen=True, kw_only=True, eq=False):
-    """The API of one service, as one token opens it.
+    """The API of one service, with one token.
 
-    `rest` is the address below which every path is, `graphql` where queries in GraphQL go, if the
-    service takes any. Every method raises NotAuthenticated for a token that is refused, NotAllowed
-    for one that may not, NotFound, BadRequest, GitProviderRateLimited or GitProviderUnavailable.
+    `rest` is the base URL of all paths, `graphql` the URL for GraphQL queries, or None if the service
+    has no GraphQL. Every method raises NotAuthenticated for a rejected token, NotAllowed
+    for one without permission, NotFound, BadRequest, GitProviderRateLimited or GitProviderUnavailable.
     """
 
     session: aiohttp.ClientSession
@@ -96,7 +96,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
     async def get[T](
         self, path: str, kind: type[T] | msgspec.json.Decoder[T], /, **query: Value
     ) -> Answer[T]:
-        """Return what is at a path, whose parts are quoted already."""
+        """Send a GET request for a path whose parts are percent-encoded already."""
         answer = await self._send("GET", self._url(path, query))
         return Answer(value=self._decode(answer.value, kind), headers=answer.headers)
 
@@ -106,18 +106,18 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
         path: str,
         *,
         body: Any = None,
-        query: Mapping[str, Value] = _NONE,
+        query: Mapping[str, Value] = _EMPTY,
         etag: str = "",
     ) -> Answer[Any]:
-        """Do something, and return what is answered; None for nothing, and for what is as it was.
+        """Send a request and return its response; the value is None if the body is empty.
 
-        With an `etag`, what has not changed since is not sent again: the status is 304 then.
+        With an `etag`, the status is 304 and the body empty if nothing has changed since.
         """
         answer = await self._send(
             method,
             self._url(path, query),
             body=None if body is None else msgspec.json.encode(body),
-            more={"If-None-Match": etag} if etag else {},
+            extra_headers={"If-None-Match": etag} if etag else {},
             good=_DONE,
         )
         value = self._decode(answer.value, _ANY) if answer.value.strip() else None
@@ -131,9 +131,9 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
     async def query[T](
         self, text: str, kind: type[T] | msgspec.json.Decoder[T], variables: Mapping[str, Any]
     ) -> T:
-        """Return what a query in GraphQL finds."""
+        """Return the result of a GraphQL query."""
         if self.graphql is None:
-            raise self.unavailable("it takes no GraphQL")
+            raise self.unavailable("it has no GraphQL")
         body = msgspec.json.encode({"query": text, "variables": variables})
         raw = (await self._send("POST", self.graphql, body=body)).value
         answer = self._decode(raw, _Graphql)
@@ -142,16 +142,16 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
         return self._decode(bytes(answer.data), kind)
 
     def unavailable(self, detail: str) -> GitProviderUnavailable:
-        """Return the error for a service that cannot be asked."""
+        """Return the error for a service that cannot be called."""
         return unavailable(self.provider, detail)
 
     def _url(self, path: str, query: Mapping[str, Value]) -> str:
-        given = {
+        parameters = {
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in query.items()
             if value is not None
         }
-        return f"{self.rest}{path}?{urlencode(given)}" if given else self.rest + path
+        return f"{self.rest}{path}?{urlencode(parameters)}" if parameters else self.rest + path
 
     async def _send(
         self,
@@ -160,10 +160,10 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
         *,
         body: bytes | None = None,
         accept: str = "application/json",
-        more: Mapping[str, str] = _NONE,
+        extra_headers: Mapping[str, str] = _EMPTY,
         good: frozenset[int] = _FOUND,
     ) -> Answer[bytes]:
-        headers = {**_headers(self.provider, self.token), "Accept": accept, **more}
+        headers = {**_headers(self.provider, self.token), "Accept": accept, **extra_headers}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -205,7 +205,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
     def _target(self, url: str, location: str) -> str:
         target = urljoin(url, location)
         if not location or ".." in urlsplit(target).path or not git.is_below(target, self.rest):
-            # Whoever is there has no right to the token.
+            # The token must not be sent to another place.
             raise self.unavailable("it redirects to another place")
         return target
 
@@ -231,7 +231,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
             case 404:
                 return NotFound(f"Not found at the git provider `{name}`")
             case 400 | 409 | 422:
-                return BadRequest(f"The git provider `{name}` refuses the request")
+                return BadRequest(f"The git provider `{name}` rejected the request")
             case _:
                 return self.unavailable(f"status {status}")
 
@@ -247,7 +247,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _shorten(value: object) -> None:
-    """Take out of the lists of an answer what is more than anybody asks for."""
+    """Truncate the lists of a response to `ITEMS_MAX` items."""
     if isinstance(value, list):
         del value[ITEMS_MAX:]
     elif isinstance(value, Struct):
@@ -256,34 +256,34 @@ def _shorten(value: object) -> None:
 
 
 def refused(provider: Provider) -> NotAuthenticated:
-    """Return the error for a token that its service refuses."""
+    """Return the error for a token that its service rejects."""
     text = f"Invalid token. Please make sure it is a valid {provider.value} token."
     return NotAuthenticated(text, extra={"error": text})
 
 
 def unavailable(provider: Provider, detail: str) -> GitProviderUnavailable:
-    """Return the error for a service that cannot be asked."""
+    """Return the error for a service that cannot be called."""
     return GitProviderUnavailable(
         f"The git provider `{provider.value}` cannot be asked", detail=detail
     )
 
 
 def not_public(provider: Provider, exc: AddressNotAllowed) -> GitProviderUnavailable:
-    """Return the error for a service in a network where only administrators may have it asked."""
+    """Return the error for a service in a private network that is not allowed in the configuration."""
     return GitProviderUnavailable(
-        f"The git provider `{provider.value}` is not asked: {exc}. An administrator can add the"
+        f"The git provider `{provider.value}` may not be called: {exc}. An administrator can add the"
         " host to `git.private_hosts` in the configuration"
     )
 
 
 def page_in(url: str) -> str | None:
-    """Return the `page` in the query of a link."""
+    """Return the `page` parameter of a link, or None."""
     values = parse_qs(url.partition("?")[2].partition("#")[0]).get("page", [])
     return values[-1] if values else None
 
 
 def wait_seconds(headers: Mapping[str, str], timestamp: float) -> int:
-    """Return how long a service wants to be left alone, counted from a moment, within reason."""
+    """Return the seconds to wait before the next request, from the headers, at most an hour."""
     for name, since in (
         ("Retry-After", 0.0),
         ("X-RateLimit-Reset", timestamp),
@@ -317,7 +317,7 @@ _IS_NEXT: Final = re.compile(r';\s*rel="?next\b')
 
 
 def _is_limited(status: int, headers: Mapping[str, str]) -> bool:
-    """Tell whether a refusal means too many requests; GitHub says so as "forbidden", too."""
+    """Return whether a response reports a rate limit; GitHub uses the status 403 for that, too."""
     return status == HTTPStatus.TOO_MANY_REQUESTS or (
         status == HTTPStatus.FORBIDDEN
         and ("Retry-After" in headers or headers.get("X-RateLimit-Remaining") == "0")

@@ -1,4 +1,4 @@
-"""GitHub, at github.com, with data residency at ghe.com, or an Enterprise Server of one's own."""
+"""GitHub: at github.com, with data residency at ghe.com, or as a self-hosted Enterprise Server."""
 
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -106,7 +106,7 @@ class _Installation(Struct, frozen=True):
 
 
 class GitHub(Hosting):
-    """GitHub as the token of one user opens it."""
+    """GitHub, accessed with the token of one user."""
 
     total = "total_count"
     sorts = "pushed updated created full_name"
@@ -121,7 +121,7 @@ class GitHub(Hosting):
 
     @classmethod
     def places(cls, base: str, *, is_usual: bool) -> Places:
-        """Return the API's own host, or the paths of an Enterprise Server."""
+        """Return the URLs of the API: on a host of its own, or as paths of an Enterprise Server."""
         host = urlsplit(base).hostname or ""
         if is_usual or host.endswith(".ghe.com"):
             api = f"https://api.{host}"
@@ -129,7 +129,7 @@ class GitHub(Hosting):
         return Places(rest=f"{base}/api/v3", graphql=f"{base}/api/graphql")
 
     async def installations(self, cursor: str | None, limit: int) -> Listing[str]:
-        """Return the app's installations the token sees: none, unless an app got it."""
+        """Return the installations that the token sees; none, unless it is the token of an App."""
         try:
             return await super().installations(cursor, limit)
         except NotAllowed:
@@ -141,13 +141,13 @@ class GitHub(Hosting):
         return [one.id for one in self._all(Item, _ORGANIZATIONS, found)]
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
-        """Return what the user may push to or is a member of; a text is looked for in names."""
+        """Return repositories of which the user is owner, collaborator or member; a text filters by name."""
         installation = query.installation_id
         if installation is not None and not _is_number(installation):
-            raise InvalidRequest("An installation at GitHub is a number", loc=INSTALLATION_LOC)
+            raise InvalidRequest("An installation id at GitHub is a number", loc=INSTALLATION_LOC)
         if not query.text:
             return await super().repositories(query)
-        words, sort = await self._words(query), _SEARCH_SORTS.get(query.sort.value, "")
+        words, sort = await self._search_terms(query), _SEARCH_SORTS.get(query.sort.value, "")
         return await self._page(Repository, _FOUND, query, words=words, sort=sort)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
@@ -174,12 +174,12 @@ class GitHub(Hosting):
         return self._listing(Branch, _REFS, found, cursor, find(found, "refs.totalCount"))
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return open pull requests of the user that need something, and issues assigned to them."""
+        """Return open pull requests of the user that need attention, and issues assigned to the user."""
         found = await self._api.query(TASKS_QUERY, dict[str, Any], {"issues": ISSUES_SEARCH})
         return self._tasks(_PULLS, found) + self._tasks(_ISSUES, found, TaskType.OPEN_ISSUE)
 
-    async def _words(self, query: RepositoryQuery) -> str:
-        """Return what GitHub is to look for: a name among one owner's, or among the user's."""
+    async def _search_terms(self, query: RepositoryQuery) -> str:
+        """Return the search terms: a name among the repositories of one owner, or of the user."""
         owner, slash, name = query.text.partition("/")
         if query.installation_id is not None:
             owners, name = [await self._owner_of(query.installation_id)], query.text
@@ -187,11 +187,11 @@ class GitHub(Hosting):
             owners = [owner]
         else:
             name = owner
-            owners = [(await self.account()).login, *await self._seen_organizations()]
+            owners = [(await self.account()).login, *await self._visible_organizations()]
         return " ".join([f"{name} in:name fork:true", *(f"user:{one}" for one in owners)]).strip()
 
-    async def _seen_organizations(self) -> list[str]:
-        """Return the organizations of the user, none if the token's scopes do not tell them."""
+    async def _visible_organizations(self) -> list[str]:
+        """Return the organizations of the user, none if the token's scopes do not allow it."""
         try:
             return (await self.organizations())[:_ORGANIZATIONS_MAX]
         except NotAllowed:

@@ -1,4 +1,4 @@
-"""GitLab, at gitlab.com or an instance of one's own."""
+"""GitLab: at gitlab.com, or self-hosted."""
 
 from typing import Any, Final
 
@@ -51,7 +51,7 @@ query {
 
 
 class GitLab(Hosting):
-    """GitLab as the token of one user opens it."""
+    """GitLab, accessed with the token of one user."""
 
     rest = "/api/v4"
     graphql = "/api/graphql"
@@ -59,7 +59,7 @@ class GitLab(Hosting):
     sorts = "updated=updated_at created=created_at full_name=path stars=star_count"
     usual_sort = "last_activity_at"
     user = Lookup("/user", parts("id login=username avatar_url company=organization name email"))
-    # Level 10 are guests, the lowest a member of a group has.
+    # Level 10 is "guest", the lowest level of a group's members.
     owners = Lookup("/groups?min_access_level=10", parts("id=full_path"))
     listed = Lookup(
         f"/projects?membership=true&search_namespaces={{is_search}}&{_PROJECTS}", _PROJECT
@@ -76,15 +76,15 @@ class GitLab(Hosting):
     changed = Lookup("{repo}/repository/commits?path={file}&per_page=1", parts("at=committed_date"))
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
-        """Return projects the user is a member of, or those of a group and below it."""
+        """Return projects of which the user is a member, or those of a group and its subgroups."""
         found = await super().repositories(query)
         if query.sort is SortBy.FORKS:
-            # GitLab does not sort by them.
+            # GitLab cannot sort by the number of forks.
             found.items.sort(key=lambda one: one.forks or 0, reverse=not query.is_ascending)
         return found
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return open merge requests that need something, and issues assigned to the user."""
+        """Return open merge requests that need attention, and issues assigned to the user."""
         found = await self._api.query(TASKS_QUERY, dict[str, Any], {})
         issues = (await self._ask(_ISSUES)).value
         merge_requests = self._tasks(_MERGE_REQUESTS, found) if found.get("currentUser") else []

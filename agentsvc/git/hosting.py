@@ -1,7 +1,7 @@
-"""The interface of a git hosting service, and all that one shares with the others.
+"""The base class of git hosting services.
 
-A service says in a table where it has things, what it calls them, and how it counts pages. What it does in a
-way of its own is a method of its class.
+A service declares its paths, the names of its fields, and its paging in a table. What differs beyond that
+is a method of its class.
 """
 
 import base64
@@ -37,14 +37,14 @@ _ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 
 
 class Places(NamedTuple):
-    """Where a service answers."""
+    """The base URLs of a service's APIs."""
 
     rest: str
     graphql: str | None = None
 
 
 class Item(Struct, frozen=True):
-    """What has a name only: a group, a file."""
+    """An object with nothing but a name: a group, a file."""
 
     id: str
 
@@ -54,7 +54,7 @@ class _Change(Struct, frozen=True):
 
 
 class Task(Struct, frozen=True):
-    """An issue, or a pull request with what it may need."""
+    """An issue, or a pull request with the state of its checks and reviews."""
 
     repo: str
     number: Number
@@ -65,7 +65,7 @@ class Task(Struct, frozen=True):
     resolved: int = 0
 
     def need(self) -> TaskType | None:
-        """Return what a pull request needs most, if anything."""
+        """Return the most important need of a pull request, or None."""
         if self.conflicts:
             return TaskType.MERGE_CONFLICTS
         if self.fails:
@@ -74,82 +74,82 @@ class Task(Struct, frozen=True):
 
 
 def in_owner(query: RepositoryQuery) -> RepositoryQuery:
-    """Return a search for `owner/name` as one for a name among the repositories of an owner."""
+    """Turn a search for `owner/name` into one for a name among the repositories of an owner."""
     owner, slash, name = query.text.partition("/")
     if query.installation_id is not None or not slash:
         return query
     return msgspec.structs.replace(query, installation_id=owner, text=name)
 
 
-def _no(what: str) -> Lookup:
-    """Return the lookup of what a service is not asked for."""
+def _unsupported(what: str) -> Lookup:
+    """Return the lookup of objects that a service does not list."""
     return Lookup("", items=what)
 
 
 class Hosting:
-    """One hosting service, as the token of one user opens it.
+    """One hosting service, accessed with the token of one user.
 
-    The parts of its lookups are the fields of what is returned. The cursors are what the service itself needs
-    to find the next page, and never an address: they come back from clients. Every method may raise what
-    requests raise (see `Api`), InvalidRequest for a cursor or name that cannot be, and BadRequest for what
+    The parts of its lookups are the fields of the results. The cursors are what the service itself needs
+    to find the next page, and never a URL, since clients send them back. Every method may raise the errors of
+    requests (see `GitApi`), InvalidRequest for an invalid cursor or name, and BadRequest for what
     the service does not offer.
     """
 
     rest: ClassVar[str] = ""
-    """Where the API is below the address of the host, and where that of the public one is, if elsewhere."""
+    """Path of the API at the host; `usual_rest` is the URL of the public service's API, if elsewhere."""
     usual_rest: ClassVar[str] = ""
     graphql: ClassVar[str] = ""
     repos: ClassVar[str] = "/repos"
-    """What is before the name of a repository in a path."""
+    """Path before the name of a repository."""
     size: ClassVar[str] = "per_page"
-    """The parameter that says how many things a page has."""
+    """Query parameter for the size of a page."""
     page: ClassVar[str] = "page"
-    """The parameter that says which page is wanted, or from which thing on."""
+    """Query parameter for the number of a page, or of its first item."""
     pages: ClassVar[tuple[int, int]] = (1, PAGE_NUMBER_MAX)
-    """The first number of that and the last one."""
+    """First and last value of that parameter."""
     total: ClassVar[str] = ""
-    """The header, or else the part of an answer, that says how many there are on all pages."""
+    """Header, or else part of a response, with the total number of items."""
     sorts: ClassVar[str] = ""
-    """What the host calls what it sorts by, as `parts` takes it, and what it is asked for otherwise:"""
+    """The host's names of sort orders, in the format of `parts`; `usual_sort` is the default."""
     usual_sort: ClassVar[str] = ""
-    user: ClassVar[Lookup] = _no("accounts")
-    owners: ClassVar[Lookup] = _no("installations")
-    """What repositories belong to."""
-    listed: ClassVar[Lookup] = _no("repositories")
+    user: ClassVar[Lookup] = _unsupported("accounts")
+    owners: ClassVar[Lookup] = _unsupported("installations")
+    """Owners of repositories: installations, groups, organizations or workspaces."""
+    listed: ClassVar[Lookup] = _unsupported("repositories")
     """Repositories of the user, by `{text}`, `{sort}` and `{order}`."""
-    owned: ClassVar[Lookup] = _no("repositories")
+    owned: ClassVar[Lookup] = _unsupported("repositories")
     """Repositories of an `{owner}`."""
-    branched: ClassVar[Lookup] = _no("branches")
+    branched: ClassVar[Lookup] = _unsupported("branches")
     """Branches, with a `{text}` in their names."""
-    directory: ClassVar[Lookup] = _no("files")
-    """The names of what is in a directory, `{file}`, below the `{head}` if one is needed."""
+    directory: ClassVar[Lookup] = _unsupported("files")
+    """The names of the entries of a directory, `{file}`, at the commit `{head}` if one is needed."""
     raw: ClassVar[str] = ""
-    """Where the text of a `{file}` is; without it, it is in base64 where directories are, too."""
-    changed: ClassVar[Lookup] = _no("files")
-    """When the last change below a `{file}` was."""
+    """Path of the text of a `{file}`; if empty, `directory` returns it in base64."""
+    changed: ClassVar[Lookup] = _unsupported("files")
+    """The time of the last change below a `{file}`."""
 
     def __init__(self, api: GitApi, base: str) -> None:
         self.api = self._api = api
         self._base = base
 
     def name_at(self, url: str) -> str | None:
-        """Return the name of the repository at a URL, None for one of another place."""
+        """Return the name of the repository at a URL, or None if the URL is not at this host."""
         if not git.is_below(url, self._base):
             return None
         return url[len(self._base) :].partition("?")[0].partition("#")[0].strip("/")
 
     @classmethod
     def places(cls, base: str, *, is_usual: bool) -> Places:
-        """Return where the service at this address answers; `is_usual` for the public one."""
+        """Return the API's URLs of the service at a base URL; `is_usual` for the public one."""
         rest = cls.usual_rest if is_usual and cls.usual_rest else base + cls.rest
         return Places(rest=rest, graphql=base + cls.graphql if cls.graphql else None)
 
     async def account(self) -> GitAccount:
-        """Return whose token it is."""
+        """Return the account that the token belongs to."""
         return self._one(GitAccount, self.user, (await self._ask(self.user)).value)
 
     async def installations(self, cursor: str | None, limit: int) -> Listing[str]:
-        """Return the installations, workspaces, groups or organizations repositories belong to."""
+        """Return the installations, workspaces, groups or organizations that own repositories."""
         found = await self._page(Item, self.owners, RepositoryQuery(cursor=cursor, limit=limit))
         names = [one.id for one in found.items]
         return Listing(items=names, cursor=found.cursor, total=found.total)
@@ -173,7 +173,7 @@ class Hosting:
         return await self._page(Branch, self.branched, query)
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return what there is to do for the user, the first hundred or so of it."""
+        """Return pull requests and issues that need the user's attention, about a hundred at most."""
         return []
 
     async def files(self, repository: str, directory: str) -> list[File]:
@@ -192,38 +192,38 @@ class Hosting:
         found = (await self._ask(self.directory, repository, values)).value
         content = find(found, "content")
         if not isinstance(content, str) or find(found, "encoding") != "base64":
-            raise NotFound("It is no file, or too large a one")
+            raise NotFound("It is not a file, or the file is too large")
         return self._decoded(content)
 
     async def changed_at(self, repository: str, directory: str) -> str | None:
-        """Return when a directory was last changed on the main branch, if the service tells."""
+        """Return when a directory was last changed on the main branch, or None if unknown."""
         answer = await self._ask(self.changed, repository, await self._at(repository, directory))
         found = self._all(_Change, self.changed, answer.value)
         return found[0].at if found else None
 
     def place(self, repository: str) -> str:
-        """Return the path of a repository; raises InvalidRequest for what cannot be its name."""
+        """Return the path of a repository; raises InvalidRequest for an invalid name."""
         return f"{self.repos}/{self._path(repository)}"
 
     def cursor_of(self, page: int, limit: int) -> str:
-        """Return the cursor of a page by its number, if those before it are full."""
+        """Return the cursor of a page by its number, assuming that earlier pages are full."""
         del limit
         return str(page)
 
     def counts_pages(self, query: RepositoryQuery) -> bool:
-        """Tell whether the pages of these repositories have numbers."""
+        """Return whether the pages of these repositories are numbered."""
         del query
         return True
 
     async def _at(self, _repository: str, path: str) -> dict[str, str]:
-        """Return what says where a file is on the main branch; raises InvalidRequest."""
+        """Return the values that locate a file on the main branch; raises InvalidRequest."""
         quoted_path(path)
         return {"file": path}
 
     async def _page[T](
         self, kind: type[T], lookup: Lookup, query: RepositoryQuery | BranchQuery, **more: str
     ) -> Listing[T]:
-        """Return one page of things, sorted as far as the host does it."""
+        """Return one page of items, sorted if the host supports the order."""
         values, repository = {"text": query.text}, None
         if isinstance(query, BranchQuery):
             repository = query.repository
@@ -244,7 +244,7 @@ class Hosting:
         return self._listing(kind, lookup, answer.value, self._next(answer), total)
 
     def _next(self, answer: Answer[Any]) -> str | None:
-        """Return the cursor of the next page, None on the last one."""
+        """Return the cursor of the next page, or None on the last page."""
         return next_number(answer.next_page())
 
     async def _ask(
@@ -277,18 +277,18 @@ class Hosting:
 
     def _one[T](self, kind: type[T], lookup: Lookup, value: Any) -> T:
         found = {name: find(value, part) for name, part in lookup.parts.items()}
-        told = {name: one for name, one in found.items() if one is not None}
-        if isinstance(told.get("id"), int):
-            told["id"] = str(told["id"])
+        present = {name: one for name, one in found.items() if one is not None}
+        if isinstance(present.get("id"), int):
+            present["id"] = str(present["id"])
         try:
-            return msgspec.convert({"provider": self._api.provider, **told}, kind, strict=False)
+            return msgspec.convert({"provider": self._api.provider, **present}, kind, strict=False)
         except msgspec.ValidationError as exc:
             raise self._api.unavailable(f"unexpected answer: {exc}") from exc
 
     def _tasks(
         self, lookup: Lookup, value: Any, kind: TaskType | None = None
     ) -> list[SuggestedTask]:
-        """Return issues, which are of one kind, or pull requests that need something."""
+        """Return issues, all of one kind, or the pull requests that need attention."""
         found = self._all(Task, lookup, value)
         needs = [(kind or one.need(), one) for one in found]
         return [self._task(need, one.repo, one.number, one.title) for need, one in needs if need]
@@ -303,20 +303,20 @@ class Hosting:
         )
 
     def _decoded(self, content: str) -> str:
-        """Return the text of a file that came in base64."""
+        """Decode the text of a file from base64."""
         try:
             return base64.b64decode(content).decode(errors="replace")
         except ValueError as exc:
             raise self._api.unavailable(f"unexpected answer: {exc}") from exc
 
     def _path(self, repository: str) -> str:
-        """Return the parts of a repository's name, checked and quoted, with slashes between."""
+        """Return a repository's name as a path: validated, with percent-encoded parts."""
         segments = git.check_repository(repository, self._api.provider, loc=REPOSITORY_LOC)
         return "/".join(quoted(segment) for segment in segments)
 
 
 def number_of(cursor: str | None, *, first: int = 1, last: int = PAGE_NUMBER_MAX) -> int:
-    """Return the number a cursor stands for; raises InvalidRequest."""
+    """Parse a cursor that is a number; raises InvalidRequest."""
     if cursor is None:
         return first
     if cursor.isascii() and cursor.isdecimal() and len(cursor) <= len(str(last)):
@@ -327,7 +327,7 @@ def number_of(cursor: str | None, *, first: int = 1, last: int = PAGE_NUMBER_MAX
 
 
 def next_number(cursor: str | None) -> str | None:
-    """Return the number of the next page as a service gave it, None for anything else."""
+    """Return a valid page number from a service as a cursor, or None for anything else."""
     try:
         return str(number_of(cursor)) if cursor is not None else None
     except InvalidRequest:
@@ -335,5 +335,5 @@ def next_number(cursor: str | None) -> str | None:
 
 
 def bad_cursor() -> InvalidRequest:
-    """Return the error for a cursor the service did not give."""
-    return InvalidRequest("page_id is not one this server gave", loc=CURSOR_LOC)
+    """Return the error for an invalid cursor."""
+    return InvalidRequest("page_id is not a cursor of this list", loc=CURSOR_LOC)

@@ -1,7 +1,8 @@
-"""Calls to git hosts as tables say them: paths with places, and parts of what is answered. Pure.
+"""Tables of calls to git hosts: paths with placeholders, and parts of responses. Pure.
 
-In a path, `{number}` is a place for a value, which is quoted; `{+file}` keeps its slashes, and `{repo}` is
-where a repository is. In the query behind it values stand as they are, and what comes out empty is left out.
+In a path, `{number}` is a placeholder for a value, which is percent-encoded; `{+file}` keeps its slashes,
+and `{repo}` is the path of a repository. In the query string values are encoded later, and empty parameters
+are omitted.
 """
 
 import re
@@ -18,35 +19,35 @@ INSTALLATION_LOC: Final = ("query", "installation_id")
 PATH_LOC: Final = ("query", "file_path")
 
 type Part = str | Callable[[Any], Any]
-"""A part of an answer, `head.repo.full_name`, or the first there is of `nickname|name`; or what finds it."""
+"""A part of a response: a name such as `head.repo.full_name`, alternatives such as `nickname|name`, or a function."""
 
-_PLACE: Final = re.compile(r"\{(\+?)(\w+)\}")
+_PLACEHOLDER: Final = re.compile(r"\{(\+?)(\w+)\}")
 
 
 def quoted(text: str, loc: Sequence[str | int] = INSTALLATION_LOC) -> str:
-    """Return a text as one part of a path; raises InvalidRequest for one that leads elsewhere."""
+    """Percent-encode a text as one part of a path; raises InvalidRequest if empty, `.` or `..`."""
     if text in {"", ".", ".."}:
         raise InvalidRequest("Input should be a name", loc=loc)
     return quote(text, safe="")
 
 
 def quoted_path(path: str) -> str:
-    """Return the path of a file with its parts quoted; raises InvalidRequest."""
+    """Percent-encode the parts of a file's path; raises InvalidRequest."""
     return "/".join(quoted(part, PATH_LOC) for part in path.split("/"))
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """Where something is found, and what its parts are called here and there."""
+    """The path of a call, and the host's names of the parts of its response."""
 
     path: str
     parts: Mapping[str, Part] = {}
     when: Mapping[str, str] = {}
-    """Values that parts have to have for a thing to count."""
+    """Required values of parts; other items are ignored."""
     items: str = ""
-    """The part of an answer that is looked for, if it is not all of it."""
+    """The part of a response that is the list; empty for the whole response."""
 
     def fitting(self, items: list[Any]) -> list[Any]:
-        """Return the things that count."""
+        """Return the items that have the required values."""
         return [
             one
             for one in items
@@ -55,13 +56,13 @@ class Lookup(msgspec.Struct, frozen=True):
 
 
 def parts[T](names: str, **more: T) -> Mapping[str, str | T]:
-    """Return what parts are called here and at a host: `text=body`, or `title` if that is the same."""
+    """Parse pairs of our name and the host's: `text=body`, or `title` if both are equal."""
     pairs = (name.partition("=") for name in names.split())
     return {**{name: place or name for name, _, place in pairs}, **more}
 
 
 def case(place: str, names: Mapping[str, Any], otherwise: Any) -> Part:
-    """Return a part that stands for something else, by what it is as a text."""
+    """Return a part that maps the text of another part to a value."""
     return lambda value: names.get(part_of(value, place), otherwise)
 
 
@@ -72,21 +73,21 @@ def resolve(
     *,
     quoting: Callable[[str], str] = quoted,
 ) -> tuple[str, dict[str, Value]]:
-    """Return a path, and its query, with values in their places."""
-    path, _, asked = path.partition("?")
-    pairs = (pair.partition("=") for pair in asked.split("&"))
+    """Return a path and its query parameters, with the placeholders replaced by values."""
+    path, _, query_text = path.partition("?")
+    pairs = (pair.partition("=") for pair in query_text.split("&"))
     query = {name: text.format_map(values) for name, _, text in pairs}
 
-    def put(place: re.Match[str]) -> str:
+    def substitute(place: re.Match[str]) -> str:
         value = values[place[2]]
         return quoted_path(value) if place[1] else quoting(value)
 
-    given: dict[str, Value] = {name: text for name, text in query.items() if text}
-    return _PLACE.sub(put, path.replace("{repo}", repo)), given
+    parameters: dict[str, Value] = {name: text for name, text in query.items() if text}
+    return _PLACEHOLDER.sub(substitute, path.replace("{repo}", repo)), parameters
 
 
 def find_part(payload: Any, steps: list[str]) -> Any:
-    """Return a part of a payload by the names that lead to it, or None."""
+    """Return the part of a payload at a path of names and indexes, or None."""
     found = payload
     for step in steps:
         if isinstance(found, Mapping):
@@ -99,7 +100,7 @@ def find_part(payload: Any, steps: list[str]) -> Any:
 
 
 def find(value: Any, part: Part) -> Any:
-    """Return a part of an answer, None if there is none."""
+    """Return a part of a response, or None if it does not exist."""
     if not isinstance(part, str):
         return part(value)
     found = None
@@ -110,7 +111,7 @@ def find(value: Any, part: Part) -> Any:
 
 
 def part_of(value: Any, place: Part) -> str:
-    """Return a part of an answer as a text; a list of named things as their names."""
+    """Return a part of a response as a text; a list becomes lines, named objects their names."""
     found = find(value, place)
     if isinstance(found, list):
         return "\n".join(as_text(_name_of(one)) for one in found)
@@ -118,7 +119,7 @@ def part_of(value: Any, place: Part) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a part of a payload as a text: empty for none, JSON for what is no text."""
+    """Return a value as a text: empty for None, JSON for anything but a string."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

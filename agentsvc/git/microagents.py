@@ -1,4 +1,4 @@
-"""Microagents: texts in a repository that tell agents what to know, and when. Pure."""
+"""Microagents: texts in a repository with knowledge for agents, and their triggers. Pure."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from agentsvc.git.model import File
 
 EXTENSION: Final = ".md"
 MICROAGENT_MAX: Final = 256 * 1024
-"""The longest that is read: agents would have no room for a longer one, and its words take time."""
+"""Maximum length of a microagent: a longer one would not fit into an agent's context, and is slow to parse."""
 
 _OWN_REPOSITORY: Final = ".openhands"
 _OWN_REPOSITORY_AT_GITLAB: Final = "openhands-config"
@@ -23,14 +23,14 @@ _TRIGGERS: Final = re.compile(
 
 
 class MicroagentFile(Struct, frozen=True, kw_only=True):
-    """What a microagent says, and the words that call for it."""
+    """The text of a microagent, and the words that trigger it."""
 
     content: str
     triggers: list[str]
 
 
 def directory_of(repository: str, provider: Provider) -> str:
-    """Return the directory in which a repository has its microagents."""
+    """Return the directory of a repository's microagents."""
     at_gitlab = provider is Provider.GITLAB
     name = repository.removesuffix(".git").rpartition("/")[2]
     is_own = name == (_OWN_REPOSITORY_AT_GITLAB if at_gitlab else _OWN_REPOSITORY)
@@ -38,7 +38,7 @@ def directory_of(repository: str, provider: Provider) -> str:
 
 
 def microagents_in(files: Iterable[File]) -> list[File]:
-    """Return the files that are microagents, named without their extension, in order."""
+    """Return the files that are microagents, named without their extension, sorted."""
     found = [
         File(name=one.name.removesuffix(EXTENSION), path=one.path)
         for one in files
@@ -48,7 +48,7 @@ def microagents_in(files: Iterable[File]) -> list[File]:
 
 
 def read_microagent(text: str) -> MicroagentFile:
-    """Return a microagent without its head, from which the triggers are."""
+    """Parse a microagent: its text without the front matter, and the triggers in that."""
     head = _HEAD.match(text)
     if head is None:
         return MicroagentFile(content=text, triggers=[])

@@ -9,14 +9,14 @@ from agentsvc.base import MAX_INT
 from agentsvc.domain import Provider
 
 PAGE_MAX: Final = 100
-"""The most items a page may have; no service gives more."""
+"""Maximum page size; no service returns more items at a time."""
 
 type Number = Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)]
-"""An integer a service answers with, which is sent on."""
+"""An integer in a response of a service, limited to what clients can read."""
 
 
 class GitAccount(Struct, frozen=True, kw_only=True):
-    """The user a token belongs to, as the provider describes them."""
+    """The account of a token, as described by the provider."""
 
     id: str
     login: str
@@ -27,14 +27,14 @@ class GitAccount(Struct, frozen=True, kw_only=True):
 
 
 class OwnerType(StrEnum):
-    """Who owns a repository."""
+    """The kind of a repository's owner."""
 
     USER = "user"
     ORGANIZATION = "organization"
 
 
 class Repository(Struct, frozen=True, kw_only=True):
-    """A repository at a provider; None stands for what the provider does not tell."""
+    """A repository at a provider; None for fields that the provider does not return."""
 
     id: str
     full_name: str
@@ -64,7 +64,7 @@ class File(Struct, frozen=True, kw_only=True):
 
 
 class SortBy(StrEnum):
-    """What repositories are sorted by, as far as the provider can."""
+    """The sort order of repositories, if the provider supports it."""
 
     PUSHED = "pushed"
     UPDATED = "updated"
@@ -75,7 +75,7 @@ class SortBy(StrEnum):
 
 
 class RepositoryQuery(Struct, frozen=True, kw_only=True):
-    """Which repositories are wanted: those of the user, or of them those a text is found in.
+    """A query for the repositories of the user, or those of them that match a text.
 
     `installation_id` narrows them to one installation, workspace, group or organization.
     """
@@ -89,7 +89,7 @@ class RepositoryQuery(Struct, frozen=True, kw_only=True):
 
 
 class BranchQuery(Struct, frozen=True, kw_only=True):
-    """Which branches of a repository are wanted; `text` is a part of the name."""
+    """A query for branches of a repository; `text` is a part of the name."""
 
     repository: str
     text: str = ""
@@ -98,9 +98,9 @@ class BranchQuery(Struct, frozen=True, kw_only=True):
 
 
 class Listing[T](Struct, frozen=True, kw_only=True):
-    """One page of what a provider has; `cursor` asks for the next one, None on the last.
+    """One page of a provider's list; `cursor` is for the next page, None on the last one.
 
-    `total` is how many there are on all pages, None if the provider does not tell.
+    `total` is the number of items on all pages, None if the provider does not return it.
     """
 
     items: list[T]

@@ -1,6 +1,6 @@
-"""Git hosting services on behalf of users, with the tokens they stored and no others.
+"""Calls to git hosting services on behalf of users, with their stored tokens.
 
-What a host does not say stays unknown: only a clear refusal makes a token a bad one.
+A token counts as invalid only if its host clearly rejects it; after any other error it is unchecked.
 """
 
 import asyncio
@@ -59,13 +59,13 @@ log = logging.getLogger(__name__)
 
 TIME_LIMIT: Final = 10.0
 WALKED_PAGES_MAX: Final = 10
-"""How many pages of a service are read for one answer."""
+"""Maximum number of a service's pages that are read for one request."""
 
 _HOSTINGS: Final[Mapping[Provider, type[Hosting]]] = {
     Provider.GITHUB: GitHub,
     Provider.GITLAB: GitLab,
 }
-_NOT_REFUSED: Final = (
+_UNCHECKED: Final = (
     BadRequest,
     GitProviderRateLimited,
     GitProviderUnavailable,
@@ -78,7 +78,7 @@ _ANYWHERE: Final = SafeConnector(anywhere=True)
 
 
 type Lender = Callable[[str, Provider, str], Awaitable[ProviderToken | None]]
-"""Gives the token that the server itself uses for a repository of a user in place of a stored one."""
+"""Returns a token that the server itself uses for a user's repository instead of a stored one, or None."""
 
 
 async def _trusts_nobody(_user_id: str) -> bool:
@@ -90,13 +90,13 @@ async def _lends_nothing(_user_id: str, _provider: Provider, _repository: str) -
 
 
 class GitProviders(msgspec.Struct, eq=False):
-    """The calls to all git hosting services; open it, then close it.
+    """The calls to all git hosting services; call `open` first and `close` at the end.
 
-    What is done for a user raises GitTokenMissing where the user has no token for it, and what
-    the services answer: NotAuthenticated, NotAllowed, NotFound, BadRequest,
-    GitProviderRateLimited, GitProviderUnavailable. Hosts at addresses that are not public are asked
-    for users whom `trusts` says so of, and those that `reach` lists for all. Where several services are asked, one that
-    fails is left out, unless all do. `more` are services beside GitHub and GitLab.
+    Calls for a user raise GitTokenMissing if the user has no token for the service, and the errors of
+    the services: NotAuthenticated, NotAllowed, NotFound, BadRequest,
+    GitProviderRateLimited, GitProviderUnavailable. Hosts at private addresses are called for users for whom
+    `trusts` returns True, and those listed in `reach` for everybody. If a call goes to several services, those that
+    fail are left out, unless all do. `more` are services in addition to GitHub and GitLab.
     """
 
     secrets: SecretStore
@@ -111,9 +111,9 @@ class GitProviders(msgspec.Struct, eq=False):
     _anywhere: aiohttp.ClientSession | None = None
 
     async def open(self, directory: Path | None = None) -> None:
-        """Make the sessions; needs a running event loop.
+        """Create the HTTP sessions; needs a running event loop.
 
-        In the directory are repositories for a moment; what a killed server left is removed.
+        The directory is for checkouts; what a killed server left in it is removed.
         """
         self._directory = directory
         if directory is not None:
@@ -129,16 +129,16 @@ class GitProviders(msgspec.Struct, eq=False):
             if session is not None:
                 await session.close()
 
-    # Whose token it is
+    # Accounts
 
     async def store_tokens(
         self, user_id: str, tokens: Mapping[Provider, ProviderTokenPatch]
     ) -> list[Provider]:
-        """Make these the tokens of a user, and return those that could not be checked.
+        """Replace the tokens of a user, and return the providers that could not check theirs.
 
-        Each is shown to its provider first, unless checks are switched off. Raises
-        NotAuthenticated, with nothing stored, if one is refused; a provider that cannot be reached
-        does not lose a token.
+        Each is checked with its provider first, unless checks are disabled. Raises
+        NotAuthenticated, with nothing stored, if one is rejected; if its provider cannot be reached, a
+        token is stored unchecked.
         """
         stored = await self.secrets.provider_tokens(user_id)
         is_trusted = await self.trusts(user_id)
@@ -149,22 +149,22 @@ class GitProviders(msgspec.Struct, eq=False):
                 continue
             try:
                 await self.identify(provider, token, is_trusted=is_trusted)
-            except _NOT_REFUSED:
+            except _UNCHECKED:
                 unchecked.append(provider)
         await self.secrets.set_provider_tokens(user_id, tokens)
         return unchecked
 
     async def get_account(self, user_id: str) -> GitAccount:
-        """Return the user at the first provider that knows one.
+        """Return the user's account at the first provider that responds.
 
-        Raises NotAuthenticated if a token is refused, GitProviderRateLimited or
-        GitProviderUnavailable if nobody answers.
+        Raises the error of the last provider if none does: NotAuthenticated for a rejected token,
+        GitProviderRateLimited or GitProviderUnavailable.
         """
         identify = partial(self.identify, is_trusted=await self.trusts(user_id))
         return (await self._first(user_id, identify))[1]
 
     async def get_organizations(self, user_id: str) -> tuple[Provider, list[str]]:
-        """Return the organizations of a user at the first provider that answers."""
+        """Return the organizations of a user at the first provider that responds."""
         is_trusted = await self.trusts(user_id)
 
         async def ask(provider: Provider, token: ProviderToken) -> list[str]:
@@ -175,17 +175,17 @@ class GitProviders(msgspec.Struct, eq=False):
     async def identify(
         self, provider: Provider, token: ProviderToken, *, is_trusted: bool = False
     ) -> GitAccount:
-        """Return whose token this is; for who is trusted it is shown to hosts anywhere.
+        """Return the account of a token; `is_trusted` allows hosts at private addresses.
 
         Raises NotAuthenticated, GitProviderRateLimited or GitProviderUnavailable.
         """
         try:
             return await self._hosting(provider, token, is_trusted=is_trusted).account()
         except (BadRequest, InvalidRequest, NotAllowed, NotFound) as exc:
-            # Another service may live at that host: it says nothing of the token.
+            # Another service may run at that host, so its response does not make the token invalid.
             raise unavailable(provider, exc.message) from exc
 
-    # What the user has there
+    # Repositories and tasks
 
     async def search_installations(
         self, user_id: str, provider: Provider, cursor: str | None, limit: int
@@ -195,7 +195,7 @@ class GitProviders(msgspec.Struct, eq=False):
         return await hosting.installations(cursor, limit)
 
     async def all_installations(self, user_id: str, provider: Provider) -> list[str]:
-        """Return all of them, within reason."""
+        """Return the installations of all pages, up to `WALKED_PAGES_MAX`."""
         hosting = await self.hosting(user_id, provider)
         return await _walk(lambda cursor: hosting.installations(cursor, PAGE_MAX))
 
@@ -208,9 +208,9 @@ class GitProviders(msgspec.Struct, eq=False):
     async def repositories_page(
         self, user_id: str, provider: Provider | None, query: RepositoryQuery, page: int | None
     ) -> Listing[Repository]:
-        """Return the page of this number of each provider, or all pages, within reason.
+        """Return a numbered page of each provider, or all pages up to `WALKED_PAGES_MAX`.
 
-        Without a provider, every one of the user is asked. There is a cursor if there is more.
+        Without a provider, all of the user's providers are called. The cursor is set if there are more.
         """
         cursors: list[str] = []
 
@@ -227,33 +227,33 @@ class GitProviders(msgspec.Struct, eq=False):
     async def search_branches(
         self, user_id: str, provider: Provider | None, query: BranchQuery
     ) -> Listing[Branch]:
-        """Return branches of a repository, found at whichever provider of the user has it."""
-        hosting, _ = await self._home(user_id, provider, query.repository)
+        """Return branches of a repository, at the user's provider that has it."""
+        hosting, _ = await self._find_home(user_id, provider, query.repository)
         return await hosting.branches(query)
 
     async def branches_page(
         self, user_id: str, query: BranchQuery, page: int | None
     ) -> Listing[Branch]:
-        """Return the page of this number, or all pages, within reason."""
-        hosting, _ = await self._home(user_id, None, query.repository)
+        """Return a numbered page of branches, or all pages up to `WALKED_PAGES_MAX`."""
+        hosting, _ = await self._find_home(user_id, None, query.repository)
         if page is not None:
             return await hosting.branches(_at(query, hosting.cursor_of(page, query.limit)))
         return Listing(items=await _walk(lambda cursor: hosting.branches(_at(query, cursor))))
 
     async def suggested_tasks(self, user_id: str) -> list[SuggestedTask]:
-        """Return what there is to do for a user, at all providers."""
+        """Return the suggested tasks of a user at all providers."""
         return await self._each(user_id, None, lambda hosting: hosting.suggested_tasks())
 
     # Microagents
 
     async def microagents(self, user_id: str, repository: str) -> tuple[list[File], str | None]:
         """Return the microagents of a repository, and when their directory was last changed."""
-        hosting, provider = await self._home(user_id, None, repository)
+        hosting, provider = await self._find_home(user_id, None, repository)
         directory = directory_of(repository, provider)
         try:
             found = microagents_in(await hosting.files(repository, directory))
         except NotFound:
-            # Most repositories have none; this one has to exist, though.
+            # Most repositories have no microagents; check that the repository exists.
             await hosting.repository(repository)
             return [], None
         return found, await hosting.changed_at(repository, directory) if found else None
@@ -263,28 +263,28 @@ class GitProviders(msgspec.Struct, eq=False):
     ) -> tuple[MicroagentFile, Provider]:
         """Return one microagent of a repository, and the provider that has it.
 
-        Raises InvalidRequest for a path of something else, and NotFound for a larger file.
+        Raises InvalidRequest for a file of another type, and NotFound for a file that is too large.
         """
         if not path.endswith(EXTENSION):
             raise InvalidRequest(f"A microagent is a `{EXTENSION}` file", loc=PATH_LOC)
-        hosting, provider = await self._home(user_id, None, repository)
+        hosting, provider = await self._find_home(user_id, None, repository)
         text = await hosting.content(repository, path)
         if len(text) > MICROAGENT_MAX:
             raise NotFound(f"A microagent has at most {MICROAGENT_MAX // 1024} KiB")
         return read_microagent(text), provider
 
-    # What the server does by itself
+    # For the server itself
 
     async def api(
         self, user_id: str, provider: Provider, token: ProviderToken | None = None
     ) -> GitApi:
-        """Return the API of a service, as a token opens it; without one, that of a user."""
+        """Return the API of a service with a token; the default is the user's own."""
         return (await self.hosting(user_id, provider, token)).api
 
     async def hosting(
         self, user_id: str, provider: Provider, token: ProviderToken | None = None
     ) -> Hosting:
-        """Return a service, as a token opens it; without one, that of a user."""
+        """Return a service with a token; the default is the user's own."""
         token = token or (await self._tokens(user_id, provider))[provider]
         return self._hosting(provider, token, is_trusted=await self.trusts(user_id))
 
@@ -292,7 +292,7 @@ class GitProviders(msgspec.Struct, eq=False):
     async def checkout(
         self, user_id: str, repository: str, provider: Provider | None, *, time_limit: float
     ) -> AsyncIterator[Checkout]:
-        """Return a repository to fetch from and to push to, with a lent token or that of a user, if any."""
+        """Yield a repository to fetch from and to push to, with a lent token or the user's own, if any."""
         stored = await self.secrets.provider_tokens(user_id)
         if provider is not None and (lent := await self.lender(user_id, provider, repository)):
             stored[provider] = lent
@@ -315,7 +315,7 @@ class GitProviders(msgspec.Struct, eq=False):
         async with Checkout(self._directory, remote, time_limit=time_limit) as made:
             yield made
 
-    # Which service to ask
+    # Selection of services
 
     def _hosting(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> Hosting:
         session = self._anywhere if is_trusted else self._session
@@ -343,7 +343,7 @@ class GitProviders(msgspec.Struct, eq=False):
         return kind(api, base)
 
     def _check_literal(self, provider: Provider, base: str) -> None:
-        """Look at a host that is an address, which no resolver is asked about."""
+        """Check a host that is an IP address, since the resolver does not see it."""
         try:
             url = URL(base)
             self.reach.check_literal(url.raw_host or "", url.port or 0)
@@ -355,7 +355,7 @@ class GitProviders(msgspec.Struct, eq=False):
     async def _tokens(
         self, user_id: str, provider: Provider | None
     ) -> dict[Provider, ProviderToken]:
-        """Return the tokens of a user in the order of providers, or the one that is named."""
+        """Return the tokens of a user in the order of providers, or only that of one provider."""
         stored = await self.secrets.provider_tokens(user_id)
         wanted = list(Provider) if provider is None else [provider]
         tokens = {one: stored[one] for one in wanted if one in stored}
@@ -381,7 +381,7 @@ class GitProviders(msgspec.Struct, eq=False):
         provider: Provider | None,
         ask: Callable[[Hosting], Awaitable[Sequence[T]]],
     ) -> list[T]:
-        """Return what the providers answer, one after the other; raises if none answers."""
+        """Return the results of all providers, called in turn; raises if all fail."""
         found: list[T] = []
         failures: list[AgentsvcError] = []
         tokens = await self._tokens(user_id, provider)
@@ -392,17 +392,17 @@ class GitProviders(msgspec.Struct, eq=False):
             except AgentsvcError as exc:
                 failures.append(exc)
                 log.warning(
-                    "git provider does not answer, left out of the list",
+                    "git provider failed, left out of the list",
                     extra={"provider": one.value, "code": exc.code, "reason": exc.detail},
                 )
         if len(failures) == len(tokens):
             raise failures[0]
         return found
 
-    async def _home(
+    async def _find_home(
         self, user_id: str, provider: Provider | None, repository: str
     ) -> tuple[Hosting, Provider]:
-        """Return the service that has a repository; raises NotFound only if every one says so."""
+        """Return the service that has a repository; raises NotFound only if all respond so."""
         tokens = await self._tokens(user_id, provider)
         is_trusted = await self.trusts(user_id)
         if len(tokens) == 1:
@@ -431,7 +431,7 @@ def _at[Q: (RepositoryQuery, BranchQuery)](query: Q, cursor: str | None) -> Q:
 
 
 async def _repositories(hosting: Hosting, query: RepositoryQuery) -> Listing[Repository]:
-    """Return repositories; a text that is a URL stands for the one repository at it."""
+    """Return repositories; a URL as the text finds the one repository at that URL."""
     if "://" not in query.text:
         return await hosting.repositories(query)
     name = hosting.name_at(query.text)
@@ -442,7 +442,7 @@ async def _repositories(hosting: Hosting, query: RepositoryQuery) -> Listing[Rep
 
 
 async def _walk[T](ask: Callable[[str | None], Awaitable[Listing[T]]]) -> list[T]:
-    """Return the items of all pages, as far as it goes."""
+    """Return the items of all pages, up to `WALKED_PAGES_MAX`."""
     found: list[T] = []
     cursor: str | None = None
     for _ in range(WALKED_PAGES_MAX):
@@ -455,7 +455,7 @@ async def _walk[T](ask: Callable[[str | None], Awaitable[Listing[T]]]) -> list[T
 
 
 async def _numbered(hosting: Hosting, query: RepositoryQuery, page: int) -> Listing[Repository]:
-    """Return the page of this number; where pages have none, by way of those before it."""
+    """Return a page by its number; if pages are not numbered, read those before it."""
     if hosting.counts_pages(query):
         cursor = hosting.cursor_of(page, query.limit)
         return await _repositories(hosting, _at(query, cursor))

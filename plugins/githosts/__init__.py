@@ -1,4 +1,4 @@
-"""Git hosting services beside GitHub and GitLab: Bitbucket, its Data Center, Forgejo, Azure DevOps."""
+"""More git hosting services: Bitbucket Cloud and Data Center, Forgejo, Azure DevOps."""
 
 from agentsvc.plugin import offers
 

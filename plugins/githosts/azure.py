@@ -1,4 +1,4 @@
-"""Azure DevOps: whose token it is. Its repositories are cloned, but not listed."""
+"""Azure DevOps: the account of a token. Its repositories can be cloned, but are not listed."""
 
 from agentsvc.extension.git import GitAccount, Hosting, Lookup, parts
 
@@ -14,7 +14,7 @@ _ON_SERVER = Lookup(
 
 
 class AzureDevOps(Hosting):
-    """Azure DevOps as the token of one user opens it."""
+    """Azure DevOps, accessed with the token of one user."""
 
     usual_rest = "https://app.vssps.visualstudio.com"
     user = Lookup(
@@ -23,7 +23,7 @@ class AzureDevOps(Hosting):
     )
 
     async def account(self) -> GitAccount:
-        """Return whose token it is; a server of one's own has no profiles."""
+        """Return the account that the token belongs to; a self-hosted server has no profiles."""
         if self._api.rest == self.usual_rest:
             return await super().account()
         return self._one(GitAccount, _ON_SERVER, (await self._ask(_ON_SERVER)).value)

@@ -1,4 +1,4 @@
-"""Bitbucket Cloud, whose repositories are in workspaces: no request goes over all of them."""
+"""Bitbucket Cloud, whose repositories are in workspaces: no request lists all of them."""
 
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ _PULLS: Final = Lookup(
 
 
 class Bitbucket(Hosting):
-    """Bitbucket Cloud as the token of one user opens it."""
+    """Bitbucket Cloud, accessed with the token of one user."""
 
     rest = "/2.0"
     usual_rest = "https://api.bitbucket.org/2.0"
@@ -54,7 +54,7 @@ class Bitbucket(Hosting):
         "/user",
         parts(
             "id=account_id|uuid avatar_url=links.avatar.href name=display_name",
-            # A token of a repository or a workspace has neither name.
+            # The account of a repository's or a workspace's token has neither name.
             login=lambda one: part_of(one, "username|nickname"),
         ),
     )
@@ -77,14 +77,14 @@ class Bitbucket(Hosting):
     )
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
-        """Return repositories of a workspace, or of one workspace of the user after the other.
+        """Return repositories of a workspace, or of the user's workspaces one after the other.
 
-        A page has those of one workspace, so it may be short while there are more. Workspaces
-        that have none are passed over.
+        A page contains those of one workspace, so it may be short although there are more. Workspaces
+        without matches are skipped.
         """
-        narrow = in_owner(query)
-        if narrow.installation_id is not None:
-            return await self._in_workspace(narrow.installation_id, narrow, narrow.cursor)
+        scoped = in_owner(query)
+        if scoped.installation_id is not None:
+            return await self._in_workspace(scoped.installation_id, scoped, scoped.cursor)
         workspaces = (await self.installations(None, PAGE_MAX)).items
         if not workspaces:
             return Listing(items=[])
@@ -93,14 +93,14 @@ class Bitbucket(Hosting):
             workspace, _, page = query.cursor.partition("/")
         if workspace not in workspaces:
             raise bad_cursor()
-        left = workspaces[workspaces.index(workspace) :]
-        found = await self._in_workspace(left[0], query, page)
-        while not found.items and found.cursor is None and len(left) > 1:
-            left = left[1:]
-            found = await self._in_workspace(left[0], query, None)
+        rest = workspaces[workspaces.index(workspace) :]
+        found = await self._in_workspace(rest[0], query, page)
+        while not found.items and found.cursor is None and len(rest) > 1:
+            rest = rest[1:]
+            found = await self._in_workspace(rest[0], query, None)
         if found.cursor is not None:
-            return Listing(items=found.items, cursor=f"{left[0]}/{found.cursor}")
-        return Listing(items=found.items, cursor=f"{left[1]}/1" if len(left) > 1 else None)
+            return Listing(items=found.items, cursor=f"{rest[0]}/{found.cursor}")
+        return Listing(items=found.items, cursor=f"{rest[1]}/1" if len(rest) > 1 else None)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
         """Return branches, the last changed first; with a text, those whose names contain it."""
@@ -117,20 +117,20 @@ class Bitbucket(Hosting):
         return tasks
 
     def counts_pages(self, query: RepositoryQuery) -> bool:
-        """Tell whether they are all in one workspace."""
+        """Return whether the repositories are all in one workspace."""
         return in_owner(query).installation_id is not None
 
     async def _in_workspace(
         self, workspace: str, query: RepositoryQuery, cursor: str | None
     ) -> Listing[Repository]:
-        asked = replace(
+        scoped = replace(
             query, installation_id=workspace, text=_name_like(query.text), cursor=cursor
         )
         direction = "" if query.is_ascending else "-"
-        return await self._page(Repository, self.owned, asked, direction=direction)
+        return await self._page(Repository, self.owned, scoped, direction=direction)
 
     async def _at(self, repository: str, path: str) -> dict[str, str]:
-        """Add the main branch's commit: a branch with a slash cannot be named in a path."""
+        """Add the main branch's commit, since a path cannot contain a branch name with a slash."""
         name = (await self.repository(repository)).main_branch
         if name is None:
             raise NotFound("The repository is empty")

@@ -54,7 +54,7 @@ _PULLS: Final = Lookup(
 
 
 class DataCenter(Hosting):
-    """Bitbucket Data Center as the token of one user opens it."""
+    """Bitbucket Data Center, accessed with the token of one user."""
 
     size = "limit"
     page = "start"
@@ -88,8 +88,8 @@ class DataCenter(Hosting):
     changed = Lookup("{repo}/commits?path={file}&limit=1", {"at": _changed}, items="values")
 
     async def account(self) -> GitAccount:
-        """Return whose token it is."""
-        # It tells the name only, and nothing at all to somebody without a good token.
+        """Return the account that the token belongs to."""
+        # It returns only the name, and an empty body without a valid token.
         login = (await self._api.get_text("/plugins/servlet/applinks/whoami")).strip()
         if not login:
             raise refused(self._api.provider)
@@ -97,7 +97,7 @@ class DataCenter(Hosting):
         return self._one(GitAccount, self.user, answer.value)
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
-        """Return what the user may read; a text is looked for in names."""
+        """Return repositories that the user may read; a text filters them by name."""
         return await super().repositories(in_owner(query))
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
@@ -105,7 +105,7 @@ class DataCenter(Hosting):
         return self._tasks(_PULLS, (await self._ask(_PULLS)).value)
 
     def cursor_of(self, page: int, limit: int) -> str:
-        """Return where a page begins."""
+        """Return the index of a page's first item as its cursor."""
         return str((page - 1) * limit)
 
     def place(self, repository: str) -> str:

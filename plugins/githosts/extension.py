@@ -1,4 +1,4 @@
-"""The services, by what users call them."""
+"""The extension that registers the services by their provider names."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -13,7 +13,7 @@ from .forgejo import Forgejo
 
 
 class GitHosts(Extension[NoSettings]):
-    """Asks them for accounts, repositories, branches and tasks."""
+    """Registers the services for accounts, repositories, branches and tasks."""
 
     git_hosts: ClassVar[Mapping[Provider, type[Hosting]]] = {
         Provider.BITBUCKET: Bitbucket,

@@ -1,4 +1,4 @@
-"""Forgejo, and Gitea, from which it comes: at codeberg.org or an instance of one's own."""
+"""Forgejo, and Gitea, of which it is a fork: at codeberg.org, or self-hosted."""
 
 from typing import Final
 
@@ -54,7 +54,7 @@ _REVIEWS: Final = Lookup("{repo}/pulls/{number}/reviews?limit=100", parts("state
 
 
 class Forgejo(Hosting):
-    """Forgejo as the token of one user opens it."""
+    """Forgejo, accessed with the token of one user."""
 
     rest = "/api/v1"
     size = "limit"
@@ -72,14 +72,14 @@ class Forgejo(Hosting):
         parts("name commit_sha=commit.id is_protected=protected pushed_at=commit.timestamp"),
     )
     directory = Lookup("{repo}/contents/{+file}", parts("id=name"), when={"type": "file"})
-    # Gitea gives a whole page of commits where a path is named, so each has to be short.
+    # Gitea ignores the limit if a path is given, so each commit is requested without details.
     changed = Lookup(
         "{repo}/commits?path={file}&limit=1&stat=false&verification=false&files=false",
         parts("at=created"),
     )
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
-        """Return what the user owns or works on; a text is looked for in names."""
+        """Return repositories that the user owns or contributes to; a text filters them by name."""
         if not query.text:
             return await super().repositories(query)
         owner, slash, name = query.text.partition("/")
@@ -96,14 +96,14 @@ class Forgejo(Hosting):
         return await self._page(Repository, _FOUND, query, name=name, id=found.id, is_one=is_one)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
-        """Return branches; with a text, it looks through the names here, since the service does not."""
+        """Return branches; a text is matched here, since the service cannot filter by name."""
         if not query.text:
             return await super().branches(query)
         first = number_of(query.cursor, first=0)
         wanted = first + query.limit
         found: list[Branch] = []
         for page in range(1, _SEARCHED_PAGES_MAX + 1):
-            # A server gives at most 50 at once, unless it is set up otherwise.
+            # By default, a server returns at most 50 per page.
             asked = BranchQuery(repository=query.repository, cursor=str(page), limit=50)
             listing = await super().branches(asked)
             found += [one for one in listing.items if query.text.lower() in one.name.lower()]
@@ -113,17 +113,17 @@ class Forgejo(Hosting):
         return Listing(items=found[first:wanted], cursor=cursor)
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return pull requests of the user that need something, and issues assigned to them."""
+        """Return pull requests of the user that need attention, and issues assigned to the user."""
         pulls = self._all(Task, _PULLS, (await self._ask(_PULLS)).value)
         issues = (await self._ask(_ISSUES)).value
-        # A server may give more than it is asked for.
+        # A server may return more than the requested limit.
         needs = [(await self._need(one), one) for one in pulls[:_PULLS_MAX]]
         return [
             self._task(kind, one.repo, one.number, one.title) for kind, one in needs if kind
         ] + self._tasks(_ISSUES, issues, TaskType.OPEN_ISSUE)
 
     async def _need(self, pull: Task) -> TaskType | None:
-        """Return what a pull request needs most, if anything."""
+        """Return the most important need of a pull request, or None."""
         values = {"number": str(pull.number)}
         found = (await self._ask(_PULL, pull.repo, values)).value
         if find(found, "mergeable") is False:

@@ -347,9 +347,9 @@ async def test_who_may_not_write_starts_nothing_and_is_logged(
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({".github/workflows/x.yml": "on: push"}, "what the host runs"),
+        ({".github/workflows/x.yml": "on: push"}, "a workflow of the host"),
         ({".gitmodules": "x"}, "submodule"),
-        ({"a\nb": "x"}, "name is not pushed"),
+        ({"a\nb": "x"}, "name is not allowed"),
     ],
 )
 async def test_what_is_not_to_be_pushed_fails_the_run_and_says_so(
@@ -531,7 +531,7 @@ async def test_a_host_that_cannot_be_asked_any_more_is_told_of_once(
     host.trouble = trouble
     [run] = await loop.wait_until(bool)
     assert run["status"] == "FAILED"
-    assert "The host was asked for changes: " in run["error_detail"]
+    assert "The git host could not be polled: " in run["error_detail"]
     for _ in range(2):
         host.requests.clear()
         await service.restart()
@@ -571,7 +571,7 @@ async def test_a_default_branch_that_is_no_text_fails_the_run(
     await run_git("symbolic-ref", "HEAD", "refs/heads/\udcff", cwd=bare)
     await loop.begin()
     [run] = await loop.wait("FAILED")
-    assert run["error_detail"] == "The name of the default branch is not taken: '\\udcff'"
+    assert run["error_detail"] == "The name of the default branch is not allowed: '\\udcff'"
     await run_git("symbolic-ref", "HEAD", "refs/heads/main", cwd=bare)
     await loop.deliver("said", comment=host.say(f"@{BOT} please", "ada"))
     await loop.wait("COMPLETED", "FAILED")
