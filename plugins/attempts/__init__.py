@@ -1,8 +1,8 @@
-"""Attempts: one task given to several agents at once, compared, and one of them gone on with.
+"""Attempts: one task for several agents at once, to compare the results and continue with one.
 
-Each attempt is a conversation in a sandbox of its own, a fork or a new one. `service` keeps the sets,
-`runner` takes each attempt from its start to its end, `measuring` says what it has changed and how its
-tests end, `routes` and `commands` are for users.
+Each attempt is a conversation in its own sandbox, a fork or a new one. `service` manages the sets of
+attempts, `runner` advances each attempt from its start to its end, `measuring` counts its changes,
+`routes` and `commands` are the interfaces for users.
 """
 
 from agentsvc.plugin import offers

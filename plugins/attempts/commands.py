@@ -1,4 +1,4 @@
-"""`agentsvc attempts`: gives one task to several agents, and compares what they make of it."""
+"""The commands `agentsvc attempts`: give one task to several agents, and compare the results."""
 
 import time
 from typing import Any, Final
@@ -36,7 +36,7 @@ def _find(api: Api, text: str) -> Record:
     return find_named(api.call("GET", _BASE)["items"], "attempts", text)
 
 
-_of_task: Final = found_options(_find)
+_task_options: Final = found_options(_find)
 
 
 @click.group(
@@ -47,9 +47,9 @@ _of_task: Final = found_options(_find)
     ),
 )
 def command() -> None:
-    """Give one task to several agents, compare what they make of it, and go on with one.
+    """Give one task to several agents, compare the results, and continue with one.
 
-    A task is named by the beginning of its id.
+    A task is identified by a prefix of its id.
     """
 
 
@@ -62,22 +62,20 @@ def command() -> None:
 @click.argument("task")
 @click.option("--count", type=int, metavar="N", help="Number of attempts.")
 @click.option("--model", "models", multiple=True, metavar="MODEL", help="Model of an attempt.")
-@click.option("--test", "test_command", metavar="COMMAND", help="What tests each attempt.")
-@click.option("--budget", type=float, metavar="DOLLARS", help="What all may cost together.")
-@click.option(
-    "--repo", "repository", metavar="REPOSITORY", help="Repository that each begins with."
-)
+@click.option("--test", "test_command", metavar="COMMAND", help="Test command for each attempt.")
+@click.option("--budget", type=float, metavar="DOLLARS", help="Cost limit of all together.")
+@click.option("--repo", "repository", metavar="REPOSITORY", help="Repository of each conversation.")
 @click.option("--branch", metavar="BRANCH", help="Branch of --repo.")
 @click.option("--provider", metavar="HOST", help="Git host of --repo, such as `gitlab`.")
-@click.option("--conversation", metavar="ID", help="Conversation that each is a fork of.")
+@click.option("--conversation", metavar="ID", help="Conversation to fork for each.")
 @click.option(
     "--until",
     "up_to_event_id",
     metavar="EVENT",
-    help="Last event of its history that forks get.",
+    help="Last event of its history to include in forks.",
 )
-@click.option("--title", metavar="TITLE", help="What the conversations are called.")
-@click.option("--wait", is_flag=True, help="Wait until all are over.")
+@click.option("--title", metavar="TITLE", help="Title of the conversations.")
+@click.option("--wait", is_flag=True, help="Wait until all have ended.")
 @json_option
 @server_options
 def start(
@@ -97,7 +95,7 @@ def start(
     while wait and any(one["status"] in _OPEN for one in made["attempts"]):
         time.sleep(_POLL_SECONDS)
         made = api.call("GET", f"{_BASE}/{made['id']}")
-    _tell(made, as_json=as_json)
+    _print_task(made, as_json=as_json)
 
 
 @command.command("list", epilog=example("agentsvc attempts list --json"))
@@ -117,39 +115,39 @@ def list_attempts(*, as_json: bool, server: ServerChoice) -> None:
 
 @command.command(epilog=example("agentsvc attempts show 7c9e66797425"))
 @json_option
-@_of_task
+@_task_options
 def show(*, as_json: bool, api: Api, found: Record) -> None:
-    """Show what the attempts of a task have come to."""
-    _tell(api.call("GET", f"{_BASE}/{found['id']}"), as_json=as_json)
+    """Show the results of a task's attempts."""
+    _print_task(api.call("GET", f"{_BASE}/{found['id']}"), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc attempts choose 7c9e66797425 2"))
-@click.option("--keep-others", is_flag=True, help="Stop the others only.")
+@click.option("--keep-others", is_flag=True, help="Only stop the others.")
 @yes_option
 @json_option
-@_of_task
+@_task_options
 @click.argument("attempt", type=int, metavar="NUMBER")
 def choose(
     *, attempt: int, keep_others: bool, yes: bool, as_json: bool, api: Api, found: Record
 ) -> None:
-    """Go on with one attempt, and delete the others."""
+    """Continue with one attempt, and delete the others."""
     if not keep_others:
         question = f"Delete all attempts of `{short(found['name'])}` but number {attempt}?"
         confirm(question, is_agreed=yes)
     body = {"attempt": attempt, "keep_others": keep_others}
-    _tell(api.call("POST", f"{_BASE}/{found['id']}/choose", body=body), as_json=as_json)
+    _print_task(api.call("POST", f"{_BASE}/{found['id']}/choose", body=body), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc attempts delete 7c9e66797425"))
 @yes_option
-@_of_task
+@_task_options
 def delete(*, yes: bool, api: Api, found: Record) -> None:
-    """Delete a task and all of its attempts, but for the chosen one."""
+    """Delete a task and all of its attempts except the chosen one."""
     confirm(f"Delete the attempts of `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{_BASE}/{found['id']}")
 
 
-def _tell(task: Record, *, as_json: bool) -> None:
+def _print_task(task: Record, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_text(task))
         return

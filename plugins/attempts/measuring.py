@@ -1,7 +1,7 @@
-"""Measures the changes of an attempt, compared with the files it began with.
+"""Measures the changes of an attempt, compared with its files at the start.
 
-The files of both are stored as trees of git, beside the repository and not in it: nothing that the
-agent sees is changed, and what it has not committed counts.
+Both states are stored as git trees in a separate object directory: the repository of the agent is not
+changed, and uncommitted changes are included.
 """
 
 import re
@@ -30,7 +30,7 @@ _COUNTS: Final = re.compile(r"([0-9]{1,9}) (file|insertion|deletion)")
 
 
 class DiffSize(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the files is another."""
+    """The size of the difference between two trees."""
 
     files: int
     additions: int
@@ -38,9 +38,9 @@ class DiffSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def write_tree(agent: AgentServer, directory: str) -> str:
-    """Return the tree of what is in a workspace, empty where it is no repository.
+    """Store the files of a workspace as a git tree and return its id; empty without a repository.
 
-    Raises as `AgentServer.run_command`, as the next one.
+    Raises as `AgentServer.run_command`, like `compare_files`.
     """
     script = _BEGIN.format(directory=quote(directory))
     result = await agent.run_command(script, time_limit=_SECONDS)
@@ -49,12 +49,12 @@ async def write_tree(agent: AgentServer, directory: str) -> str:
 
 
 async def compare_files(agent: AgentServer, directory: str, base: str) -> DiffSize | None:
-    """Return what has changed since a tree, None where nobody can say."""
+    """Return the size of the changes since a tree, or None if git fails."""
     script = _COMPARE.format(directory=quote(directory), base=base)
     result = await agent.run_command(script, time_limit=_SECONDS)
     if result.exit_code != 0:
         return None
-    # It is the sandbox that has said it.
+    # The output comes from the sandbox and is untrusted.
     counts = {kind: int(number) for number, kind in _COUNTS.findall(result.stdout[:200])}
     return DiffSize(
         files=counts.get("file", 0),

@@ -1,4 +1,4 @@
-"""Attempts as a part of a server: types and handlers."""
+"""The server extension of attempts: types and request handlers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,45 +30,45 @@ from .table import MIGRATIONS
 
 
 class AttemptChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which attempt goes on."""
+    """The attempt to continue with."""
 
     attempt: Annotated[int, Meta(ge=1, le=MAX)] | UUID
-    """Its number, or the id of its conversation"""
+    """Number of the attempt, or id of its conversation"""
     keep_others: bool = False
-    """Whether the others are stopped only, and their conversations stay"""
+    """Whether the others are only stopped, and their conversations kept"""
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, and what came of it."""
+    """One attempt, and its result."""
 
     number: int
-    """Its number, from 1"""
+    """Number of the attempt, from 1"""
     conversation_id: str
-    """Id that its conversation has, or will have, 32 hex digits"""
+    """Id of its conversation, 32 hex digits; it may not exist yet"""
     model: str | None
-    """Model it was given; null: that of the settings"""
+    """Its model; null: the model of the settings"""
     status: AttemptStatus
-    """How far it is"""
+    """Status of the attempt"""
     detail: str | None
-    """Why it has failed, was stopped or waits; null: nothing to say"""
+    """Why it failed, was stopped or waits; null: no reason"""
     files: int | None
-    """Number of files that are others than when it began; null: not known, or no git repository"""
+    """Number of files changed since its start; null: unknown, or no git repository"""
     additions: int | None
-    """Lines that were added; null: not known"""
+    """Number of added lines; null: unknown"""
     deletions: int | None
-    """Lines that were deleted; null: not known"""
+    """Number of deleted lines; null: unknown"""
     test_exit_code: int | None
-    """Exit code of the tests, 0 if they have passed; null: they were not run, or not to their end"""
+    """Exit code of the tests, 0 if they passed; null: they did not run, or not to their end"""
     test_output: str | None
-    """The end of what the tests wrote, at most 1,900 bytes; null in lists, and where they were not run"""
+    """The end of the tests' output, at most 1,900 bytes; null in lists, and if they did not run"""
     cost: float | None
-    """US dollars it has cost until it was over; null: not known"""
+    """Cost in US dollars until its end; null: unknown"""
     started_at: Time | None
-    """When its agent was told the task, in UTC; null: not yet"""
+    """When its agent got the task, in UTC; null: not yet"""
     ended_at: Time | None
-    """When its agent has ended, in UTC; null: not yet"""
+    """When its agent ended, in UTC; null: not yet"""
     duration_seconds: float | None
-    """Seconds between these; null: it has not ended"""
+    """Seconds from `started_at` to `ended_at`; null: it has not ended"""
 
 
 class AttemptSetInfo(AttemptOrder, frozen=True, kw_only=True):
@@ -77,29 +77,29 @@ class AttemptSetInfo(AttemptOrder, frozen=True, kw_only=True):
     id: str
     """Id of the task, 32 hex digits"""
     name: str
-    """What the conversation that is chosen is called"""
+    """Title of the chosen conversation"""
     cost: float
-    """US dollars that all attempts have cost, as far as that is known"""
+    """Cost of all attempts in US dollars, as far as known"""
     is_over_budget: bool
-    """Whether they were stopped since the budget is used up"""
+    """Whether the attempts were stopped because the budget is used up"""
     chosen: int | None
-    """Number of the attempt that was chosen; null: none"""
+    """Number of the chosen attempt; null: none"""
     created_at: Time
     completed_at: Time | None
-    """When the last attempt was over, in UTC; null: not yet"""
+    """When the last attempt ended, in UTC; null: not yet"""
     attempts: list[AttemptInfo]
-    """Its attempts, in their order"""
+    """The attempts, ordered by number"""
 
 
 class AttemptSetList(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of a user, which are few."""
+    """All tasks of a user."""
 
     items: list[AttemptSetInfo]
     """All of them, the newest first"""
 
 
 def to_info(shown: AttemptSetResult, *, with_output: bool = True) -> AttemptSetInfo:
-    """Return a task as its owner sees it."""
+    """Return the API's view of a task."""
     task, attempts = shown.task, shown.attempts
     return view_of(
         AttemptSetInfo,
@@ -134,7 +134,7 @@ ROUTES: Final = Routes()
 async def get_all_attempts(request: web.Request) -> AttemptSetList:
     """List your tasks with several attempts.
 
-    One sees only tasks of one's own, the newest first.
+    Only your own tasks are listed, the newest first.
     """
     found = await request.app[ATTEMPTS].list_of(request[PRINCIPAL].user_id)
     return AttemptSetList(items=[to_info(one, with_output=False) for one in found])
@@ -150,19 +150,19 @@ async def get_all_attempts(request: web.Request) -> AttemptSetList:
 async def post_attempts(request: web.Request, body: AttemptOrder) -> AttemptSetResult:
     """Give one task to several agents at once.
 
-    The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
-    of its own, and counts as a start. Where as many sandboxes run as may, they wait for their turn.
+    The response is immediate; the attempts start in the background. Each is a conversation in its own
+    sandbox, and counts as a start. If the limit of running sandboxes is reached, they wait for their turn.
     """
     return await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, body)
 
 
 @ROUTES.add("GET", _ONE, errors=(NotFound,))
 async def get_attempts(request: web.Request) -> AttemptSetInfo:
-    """Show what the attempts of a task have come to.
+    """Show the results of a task's attempts.
 
-    With what the tests of each have written last.
+    The response includes the last output of each attempt's tests.
     """
-    return to_info(await request.app[ATTEMPTS].get(*_named(request)))
+    return to_info(await request.app[ATTEMPTS].get(*_owner_and_id(request)))
 
 
 @ROUTES.add(
@@ -173,34 +173,34 @@ async def get_attempts(request: web.Request) -> AttemptSetInfo:
     example={"attempt": 1},
 )
 async def post_choose(request: web.Request, body: AttemptChoice) -> AttemptSetResult:
-    """Go on with one attempt, and reclaim the others.
+    """Continue with one attempt, and delete the others.
 
-    The conversation of the attempt is one as any other from now on. Those of the others are deleted with
-    their sandboxes, or only stopped with `keep_others`. Once one is chosen, no other one can be.
+    The conversation of the attempt continues like any other. Those of the others are deleted with
+    their sandboxes, or only stopped with `keep_others`. The choice is final.
     """
     wanted = body.attempt.hex if isinstance(body.attempt, UUID) else body.attempt
     return await request.app[ATTEMPTS].choose(
-        *_named(request), wanted, keep_others=body.keep_others
+        *_owner_and_id(request), wanted, keep_others=body.keep_others
     )
 
 
 @ROUTES.add("DELETE", _ONE, errors=(NotFound,))
 async def delete_attempts(request: web.Request) -> Success:
-    """Delete a task and its attempts, but for the chosen one.
+    """Delete a task and its attempts except the chosen one.
 
-    What goes on is cancelled. The conversations of all attempts but the chosen one are deleted, with their
-    sandboxes.
+    Running attempts are cancelled. The conversations of all attempts except the chosen one are deleted, with
+    their sandboxes.
     """
-    await request.app[ATTEMPTS].delete(*_named(request))
+    await request.app[ATTEMPTS].delete(*_owner_and_id(request))
     return SUCCESS
 
 
-def _named(request: web.Request) -> tuple[str, str]:
+def _owner_and_id(request: web.Request) -> tuple[str, str]:
     return request[PRINCIPAL].user_id, path_id(request, "attempts_id")
 
 
 class AttemptsExtension(Extension[AttemptsConfig]):
-    """Takes attempts on while the server runs."""
+    """Runs attempts while the server runs."""
 
     Config = AttemptsConfig
     prefix = "/api/v1/attempts"
@@ -209,7 +209,7 @@ class AttemptsExtension(Extension[AttemptsConfig]):
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
-        """Take attempts on until the server stops."""
+        """Run attempts until the server stops."""
         runner = Runner(server, self.config)
         server.app[ATTEMPTS] = Attempts(server, self.config, runner.wake)
         server.event_bus.watch_all(runner.on_notice)

@@ -1,7 +1,7 @@
-"""Takes each attempt from its start to its end.
+"""Advances each attempt from its start to its end.
 
-An attempt is begun in the transaction that creates its start task, and its agent is told its task in the
-one that says so. So a kill between two steps loses nothing, and does nothing twice.
+An attempt changes its status in the transaction that creates its start task, and again in the one that
+enqueues the message to its agent. So a crash between two steps loses and duplicates nothing.
 """
 
 import asyncio
@@ -50,26 +50,26 @@ from .table import AttemptTable, SetTable
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 5.0
-"""How often all attempts are looked at, whatever was announced."""
+"""Interval at which all attempts are checked, in addition to checks after notices."""
 
-_REST: Final = timedelta(seconds=1)
-"""How long an agent is at rest before its work is over: its last events are on their way."""
+_IDLE_TIME: Final = timedelta(seconds=1)
+"""How long an agent must be idle before its work has ended, since its last events may still arrive."""
 _MAX_WAIT: Final = timedelta(minutes=10)
-"""How long a sandbox is waited for that does not say what was changed in it."""
+"""How long to retry the measurement in a sandbox that does not respond."""
 _SEND_TIME: Final = timedelta(seconds=60)
-_PASSING: Final = (SandboxLimitReached, CapacityExceeded, StorageFailed, BackendUnavailable)
-"""What says nothing of an attempt: it is tried again."""
+_TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, StorageFailed, BackendUnavailable)
+"""Errors that are not about the attempt: its start is retried."""
 _TOO_LONG: Final = "The tests took longer than the server allows"
 _GONE: Final = "Its conversation was deleted"
 _BATCH: Final = 500
 
 
 class _AlreadyTaken(Exception):
-    """The attempt is not there to be begun any more."""
+    """The attempt can no longer be started: it was stopped, deleted, or has changed."""
 
 
 class Runner:
-    """Takes attempts on, at once when something happens to their conversations."""
+    """Advances attempts, at once after notices about their conversations."""
 
     def __init__(self, server: Server, config: AttemptsConfig) -> None:
         self._db = server.database
@@ -81,26 +81,26 @@ class Runner:
         self._test_time = timedelta(seconds=config.test_seconds)
         self._age = timedelta(seconds=config.delete_after_seconds)
         self._watched: set[str] = set()
-        """The conversations of attempts that are not over."""
+        """Ids of the conversations of open attempts."""
         self._changed: set[str] = set()
-        """Those to look at; one that is being looked at is looked at once more."""
+        """Ids of conversations to check; one whose check is running is checked once more."""
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
 
     def wake(self) -> None:
-        """Look soon at all attempts, and at the tasks that were deleted."""
+        """Schedule a check of all attempts and of deleted tasks."""
         self._sweep_at = 0.0
         self._wake.set()
 
     def on_notice(self, notice: Notice) -> None:
-        """Take in what was announced."""
+        """Schedule a check if the notice is about a watched conversation."""
         is_watched = notice.conversation_id in self._watched
         if is_watched and notice.subject in (Subject.CONVERSATION, Subject.START_TASK):
             self._changed.add(notice.conversation_id or "")
             self._wake.set()
 
     async def run_due(self) -> None:
-        """Wait for news, and take on what it is about; call it again and again."""
+        """Wait for notices, and advance the attempts that they concern; to be called in a loop."""
         await wait_within(self._wake, max(0.0, self._sweep_at - monotonic()))
         self._wake.clear()
         if monotonic() < self._sweep_at:
@@ -116,29 +116,29 @@ class Runner:
             self._supervisor.spawn(one.task_name, partial(self._advance, one.conversation_id))
 
     async def delete_old(self) -> None:
-        """Delete the records of tasks that were over long ago."""
+        """Delete the records of tasks that ended long ago."""
         before = now() - self._age
         while await self._db.write(lambda tx: SetTable.delete_old(tx, before, _BATCH)):
             pass
 
     async def _advance(self, conversation_id: str) -> None:
-        goes_on = True
-        while goes_on or conversation_id in self._changed:
+        has_next = True
+        while has_next or conversation_id in self._changed:
             self._changed.discard(conversation_id)
             one = await AttemptTable.find(self._db, conversation_id)
             task = await SetTable.find(self._db, one.set_id) if one else None
             if one is None or task is None or task.is_deleted:
                 return
             try:
-                goes_on = await self._step(task, one)
+                has_next = await self._step(task, one)
             except AgentsvcError as exc:
-                # It is looked at again with the next sweep.
+                # The next sweep retries it.
                 extra = {"conversation_id": conversation_id, "reason": exc.message}
                 log.warning("attempt could not be continued", extra=extra)
                 return
 
     async def _step(self, task: AttemptSet, one: Attempt) -> bool:
-        """Do what comes next, and say whether there is more to be done at once."""
+        """Do the next step of an attempt; return whether another step may follow at once."""
         if one.status is AttemptStatus.QUEUED:
             await self._begin(task, one)
             return False
@@ -154,10 +154,10 @@ class Runner:
         advance = self._watch_agent if one.outcome is None else self._measure
         return await advance(task, one, view)
 
-    # Its steps
+    # Steps
 
     async def _begin(self, task: AttemptSet, one: Attempt) -> None:
-        """Ask for its conversation."""
+        """Start its conversation."""
         begun = msgspec.structs.replace(one, status=AttemptStatus.STARTING, detail="")
 
         async def claim(tx: Transaction, _: StartTask) -> None:
@@ -180,7 +180,7 @@ class Runner:
                 )
         except _AlreadyTaken:
             return
-        except _PASSING as exc:
+        except _TRANSIENT as exc:
             waiting = msgspec.structs.replace(one, detail=exc.message)
             await self._db.write(
                 lambda tx: AttemptTable.change(tx, waiting, since=AttemptStatus.QUEUED)
@@ -189,7 +189,7 @@ class Runner:
             await self._end(one, AttemptStatus.FAILED, exc.message)
 
     async def _send_task(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
-        """Tell the agent its task, once it is known with which files it begins."""
+        """Send the task to the agent, once the tree of its files is stored."""
         conversation = view.conversation
         if conversation.start_failed:
             return await self._end(one, AttemptStatus.FAILED, find_end(view) or "")
@@ -221,7 +221,7 @@ class Runner:
         return True
 
     async def _watch_agent(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
-        """See whether its agent has ended, and what all have cost."""
+        """Check whether its agent has ended, and store the cost."""
         cost = cost_of(view)
         if cost != one.cost:
             one = msgspec.structs.replace(one, cost=cost)
@@ -230,19 +230,19 @@ class Runner:
         if task.stop and reason != DONE:
             await self._interrupt(task, one)
             return await self._finish(one, AttemptStatus.CANCELLED, task.stop)
-        rested = now() - conversation.updated_at
+        idle_time = now() - conversation.updated_at
         if reason is None:
-            if _got_task(view) or min(now() - (one.started_at or now()), rested) < _SEND_TIME:
+            if _got_task(view) or min(now() - (one.started_at or now()), idle_time) < _SEND_TIME:
                 return False
-            return await self._finish(one, AttemptStatus.FAILED, "It could not be told its task")
-        if timedelta(0) <= rested < _REST:
-            await asyncio.sleep(_REST.total_seconds())
+            return await self._finish(one, AttemptStatus.FAILED, "Its agent could not get the task")
+        if timedelta(0) <= idle_time < _IDLE_TIME:
+            await asyncio.sleep(_IDLE_TIME.total_seconds())
             return True
         status = AttemptStatus.FINISHED if reason == DONE else AttemptStatus.FAILED
         return await self._finish(one, status, reason)
 
     async def _store_cost(self, task: AttemptSet, one: Attempt) -> AttemptSet:
-        """Store what an attempt has cost; where that is too much for all, none goes on."""
+        """Store the cost of an attempt; stop all attempts if the budget of the task is used up."""
 
         async def body(tx: Transaction) -> AttemptSet:
             found = await SetTable.find(tx, task.id)
@@ -261,14 +261,14 @@ class Runner:
         return await self._db.write(body)
 
     async def _finish(self, one: Attempt, outcome: AttemptStatus, detail: str) -> bool:
-        """Store how its agent has ended; what it has changed is found out next."""
+        """Store how its agent has ended; the next step measures its changes."""
         ended = msgspec.structs.replace(one, outcome=outcome, detail=detail, ended_at=now())
         return await self._db.write(
             lambda tx: AttemptTable.change(tx, ended, since=AttemptStatus.RUNNING)
         )
 
     async def _measure(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
-        """Find out what it has changed and how its tests end, and let it be over."""
+        """Measure its changes, run its tests, and end it."""
         sandbox, outcome = view.sandbox, one.outcome or AttemptStatus.FAILED
         is_finished, since = outcome is AttemptStatus.FINISHED, now() - (one.ended_at or now())
         if sandbox is None or since > self._test_time + _MAX_WAIT:
@@ -288,12 +288,12 @@ class Runner:
                     return True
                 one = tested or msgspec.structs.replace(one, output=_TOO_LONG)
         await self._end(one, outcome, one.detail)
-        # As an idle one: the next message resumes it.
+        # Paused like an idle sandbox: the next message resumes it.
         await self._sandboxes.idle.cull(sandbox.id, Target.PAUSED, unused_since=now())
         return False
 
     async def _compare(self, one: Attempt, view: ConversationView) -> Attempt:
-        """Return it with what it has changed."""
+        """Add the size of its changes to an attempt."""
         if not one.base:
             return one
         agent, place = self._conversations.require_agent(view), view.conversation.working_dir
@@ -301,7 +301,7 @@ class Runner:
         return msgspec.structs.replace(one, **msgspec.structs.asdict(changes)) if changes else one
 
     async def _test(self, command: str, one: Attempt, view: ConversationView) -> Attempt | None:
-        """Begin its tests, or wait a while for their end; return it with that, None while they run."""
+        """Start its tests or wait for them a while; return it with their result, or None."""
         agent, place = self._conversations.require_agent(view), view.conversation.working_dir
         result = await watch_once(agent, one.conversation_id, command, directory=place)
         if result is not None:
@@ -323,10 +323,10 @@ class Runner:
         await self._db.write(body)
         return False
 
-    # What becomes of its conversation
+    # Conversations
 
     async def _interrupt(self, task: AttemptSet, one: Attempt) -> None:
-        """Stop its agent; what does not run is stopped, what cannot be reached is tried again."""
+        """Stop its agent; an agent that does not run counts as stopped, an unreachable one is retried."""
         try:
             await self._conversations.interrupt(task.user_id, one.conversation_id)
         except (AgentUnavailable, BackendUnavailable):
@@ -335,7 +335,7 @@ class Runner:
             return
 
     async def _settle(self, task: AttemptSet, one: Attempt, view: ConversationView | None) -> bool:
-        """Let a chosen conversation be called as any other, delete one that was not chosen."""
+        """Rename the conversation of a chosen attempt, or delete that of a discarded one."""
         if one.status is AttemptStatus.DISCARDED:
             await self._delete(task, one)
         elif view is not None and view.conversation.title == title_of(task.definition, one):
@@ -351,7 +351,7 @@ class Runner:
             await self._conversations.delete(task.user_id, one.conversation_id)
 
     async def _remove(self, task: AttemptSet) -> None:
-        """Delete what was not chosen of a task, and then what is known of it."""
+        """Delete the conversations of a task except the chosen one, and then its record."""
         attempts = await AttemptTable.of_sets(self._db, [task.id])
         for one in attempts[task.id]:
             if one.status is not AttemptStatus.CHOSEN:
@@ -360,7 +360,7 @@ class Runner:
 
 
 async def _claim(tx: Transaction, one: Attempt, *, since: AttemptStatus) -> None:
-    """Store what an attempt is now, unless its task was stopped or deleted; raises _AlreadyTaken."""
+    """Update an attempt; raises _AlreadyTaken if it has changed, or its task was stopped or deleted."""
     task = await SetTable.find(tx, one.set_id)
     if task is None or task.stop or task.is_deleted:
         raise _AlreadyTaken

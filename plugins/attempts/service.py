@@ -1,4 +1,4 @@
-"""Tasks and their attempts, as their owner sees them."""
+"""Operations of users on tasks and their attempts."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -23,7 +23,7 @@ from .table import AttemptTable, SetTable
 
 OTHER_CHOSEN: Final = "Another attempt was chosen"
 
-_NOT_BEGUN: Final = (AttemptStatus.QUEUED, AttemptStatus.STARTING, AttemptStatus.DISCARDED)
+_NOT_STARTED: Final = (AttemptStatus.QUEUED, AttemptStatus.STARTING, AttemptStatus.DISCARDED)
 _MAX_TITLE: Final = 190
 
 
@@ -35,7 +35,7 @@ class AttemptSetResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """Every task; `wake` has what is to be done with them be done soon."""
+    """All tasks; users see and change only their own. `wake` wakes the runner."""
 
     def __init__(self, server: Server, config: AttemptsConfig, wake: Callable[[], None]) -> None:
         self._db = server.database
@@ -53,13 +53,13 @@ class Attempts:
 
     async def get(self, user_id: str, set_id: str) -> AttemptSetResult:
         """Return a task; raises NotFound."""
-        return await _shown(self._db, await _owned(self._db, user_id, set_id))
+        return await _with_attempts(self._db, await _owned(self._db, user_id, set_id))
 
     async def create(self, user_id: str, definition: AttemptOrder) -> AttemptSetResult:
-        """Store a task, whose attempts begin in the background.
+        """Store a task, whose attempts start in the background.
 
-        Raises InvalidRequest for what makes no sense, QuotaExceeded where that are too many starts, and
-        otherwise as the starts would.
+        Raises InvalidRequest for a contradictory order, QuotaExceeded for too many tasks or starts, and
+        the errors of starts.
         """
         definition = definition.with_plain_ids()
         self._check(definition)
@@ -79,8 +79,8 @@ class Attempts:
 
         async def body(tx: Transaction) -> AttemptSetResult:
             if len(await SetTable.of_user(tx, user_id)) >= self._config.most_per_user:
-                most = self._config.most_per_user
-                raise QuotaExceeded(f"A user has at most {most} tasks with attempts: delete one")
+                limit = self._config.most_per_user
+                raise QuotaExceeded(f"A user has at most {limit} tasks with attempts: delete one")
             await check_starts(tx, user_id, len(attempts))
             await SetTable.insert(tx, task)
             for one in attempts:
@@ -95,29 +95,29 @@ class Attempts:
     async def choose(
         self, user_id: str, set_id: str, wanted: int | str, *, keep_others: bool
     ) -> AttemptSetResult:
-        """Go on with one attempt, by its number or its conversation, and delete or stop the others.
+        """Choose one attempt by its number or its conversation, and delete or stop the others.
 
-        Raises NotFound, and Conflict for one that has not begun, and where another one was chosen.
+        Raises NotFound, and Conflict if it has not started or another one was chosen.
         """
-        known = _named((await self.get(user_id, set_id)).attempts, wanted)
+        known = _find_attempt((await self.get(user_id, set_id)).attempts, wanted)
         [view] = await self._conversations.find_many(user_id, [known.conversation_id])
 
         async def body(tx: Transaction) -> AttemptSetResult:
             task = await _owned(tx, user_id, set_id)
-            before = (await _shown(tx, task)).attempts
-            chosen = _named(before, wanted)
+            before = (await _with_attempts(tx, task)).attempts
+            chosen = _find_attempt(before, wanted)
             if task.chosen == chosen.number:
-                return await _shown(tx, task)
+                return await _with_attempts(tx, task)
             if task.chosen is not None:
                 raise Conflict(f"Attempt {task.chosen} of this task was chosen")
-            if view is None or chosen.status in _NOT_BEGUN:
-                raise Conflict("This attempt has no conversation that could go on")
+            if view is None or chosen.status in _NOT_STARTED:
+                raise Conflict("This attempt has no conversation to continue")
             await _mark(tx, chosen, AttemptStatus.CHOSEN)
             for one in before:
                 if one is not chosen and not keep_others:
                     await _mark(tx, one, AttemptStatus.DISCARDED)
             await stop(tx, msgspec.structs.replace(task, chosen=chosen.number, stop=OTHER_CHOSEN))
-            after = await _shown(tx, await _owned(tx, user_id, set_id))
+            after = await _with_attempts(tx, await _owned(tx, user_id, set_id))
             await note_effect(tx, after)
             tx.after_commit(self._wake)
             return after
@@ -125,7 +125,7 @@ class Attempts:
         return await self._db.write(body)
 
     async def delete(self, user_id: str, set_id: str) -> None:
-        """Delete a task, and the conversations of all attempts but the chosen one; raises NotFound."""
+        """Delete a task, and the conversations of all attempts except the chosen one; raises NotFound."""
 
         async def body(tx: Transaction) -> None:
             task = await _owned(tx, user_id, set_id)
@@ -135,29 +135,29 @@ class Attempts:
         await self._db.write(body)
 
     def _check(self, definition: AttemptOrder) -> None:
-        most = self._config.most_attempts
-        if not LEAST <= definition.size <= most:
+        limit = self._config.most_attempts
+        if not LEAST <= definition.size <= limit:
             raise InvalidRequest(
-                f"A task has {LEAST} to {most} attempts: say how many by `count` or by `models`",
+                f"A task has {LEAST} to {limit} attempts: set the number by `count` or by `models`",
                 loc=("body", "count"),
             )
         if len(definition.models) > definition.size:
             raise InvalidRequest("There are more models than attempts", loc=("body", "models"))
         is_fork, place = definition.conversation_id is not None, ("body", "conversation_id")
         if is_fork and (definition.repository or definition.environment_id or definition.branch):
-            raise InvalidRequest("A fork has the files of its conversation", loc=place)
+            raise InvalidRequest("A fork uses the files of its conversation", loc=place)
         if definition.up_to_event_id and not is_fork:
-            raise InvalidRequest("It is a conversation that has events", loc=place)
+            raise InvalidRequest("`up_to_event_id` requires a conversation", loc=place)
         if definition.branch and not definition.repository:
-            raise InvalidRequest("A branch is one of a repository", loc=("body", "branch"))
+            raise InvalidRequest("A branch requires a repository", loc=("body", "branch"))
         refuse_credentials(definition.repository or "", loc=("body", "repository"))
 
     async def _check_starts(self, user_id: str, definition: AttemptOrder) -> None:
-        """Raise for what can never be started: BadRequest, Conflict, NotFound."""
+        """Raise the error of an order that can never start: BadRequest, Conflict, NotFound."""
         if definition.conversation_id is not None:
             view = await self._conversations.get(user_id, definition.conversation_id)
             if view.execution_status is ExecutionStatus.RUNNING:
-                raise Conflict("Its agent is at work: wait for it, so that all forks are the same")
+                raise Conflict("The agent is running: wait for it, so that all forks are the same")
             if (event_id := definition.up_to_event_id) is not None:
                 [event] = await self._events.find_many(view.conversation.id, [event_id])
                 if event is None:
@@ -168,7 +168,7 @@ class Attempts:
             await self._conversations.starts.check(user_id, order)
 
 
-def _named(attempts: Sequence[Attempt], wanted: int | str) -> Attempt:
+def _find_attempt(attempts: Sequence[Attempt], wanted: int | str) -> Attempt:
     for one in attempts:
         if wanted in (one.number, one.conversation_id):
             return one
@@ -182,7 +182,7 @@ async def _mark(tx: Transaction, one: Attempt, status: AttemptStatus) -> None:
 
 
 async def complete(tx: Transaction, set_id: str) -> None:
-    """Let a task be over, if all of its attempts are."""
+    """Mark a task as completed if all of its attempts have ended."""
     task = await SetTable.find(tx, set_id)
     attempts = (await AttemptTable.of_sets(tx, [set_id]))[set_id]
     if task is None or task.completed_at or any(one.status in OPEN for one in attempts):
@@ -191,7 +191,7 @@ async def complete(tx: Transaction, set_id: str) -> None:
 
 
 async def stop(tx: Transaction, task: AttemptSet) -> None:
-    """Store why a task is stopped, and cancel what has not begun; what goes on ends soon."""
+    """Store why a task is stopped, and cancel its queued attempts; the runner ends the others."""
     await SetTable.update(tx, task)
     for one in (await AttemptTable.of_sets(tx, [task.id]))[task.id]:
         if one.status is AttemptStatus.QUEUED:
@@ -209,7 +209,7 @@ async def _owned(source: Queryable, user_id: str, set_id: str) -> AttemptSet:
     return found
 
 
-async def _shown(source: Queryable, task: AttemptSet) -> AttemptSetResult:
+async def _with_attempts(source: Queryable, task: AttemptSet) -> AttemptSetResult:
     found = await AttemptTable.of_sets(source, [task.id])
     return AttemptSetResult(task=task, attempts=found[task.id])
 
@@ -217,9 +217,9 @@ async def _shown(source: Queryable, task: AttemptSet) -> AttemptSetResult:
 def order_of(
     definition: AttemptOrder, model: str | None, settings: Settings, one: Attempt | None = None
 ) -> StartOrder:
-    """Return what is ordered for an attempt, or for any that gets this model.
+    """Return the start order of an attempt, or of any attempt with this model.
 
-    The agent is told its task later: when it is known with which files it begins.
+    It contains no message: the task is sent later, once the tree of the files is stored.
     """
     is_saved = model in settings.llm_profiles
     return StartOrder(
@@ -238,5 +238,5 @@ def order_of(
 
 
 def title_of(definition: AttemptOrder, one: Attempt) -> str:
-    """Return what the conversation of an attempt is called until it is chosen."""
+    """Return the title of an attempt's conversation until it is chosen."""
     return f"{definition.name[:_MAX_TITLE]} ({one.number}/{definition.size})"

@@ -1,4 +1,4 @@
-"""The SQL of attempts: what is looked for has columns, the rest is JSON."""
+"""The SQL of attempts: columns for queried fields, JSON for the whole record."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -40,27 +40,27 @@ MIGRATIONS: Final = (
 )
 
 
-class _Bodies[T: msgspec.Struct](Records[T]):
-    """Records of which each is whole in one column, beside what is looked for."""
+class _JsonRecords[T: msgspec.Struct](Records[T]):
+    """Records stored as JSON in one column, in addition to columns for queries."""
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        """Return the column that has all."""
+        """Return the column with the JSON."""
         return ("body",)
 
     @classmethod
     def to_record(cls, row: Row) -> T:
-        """Return a row as a record."""
+        """Decode a row as a record."""
         record: T = msgspec.json.decode(row["body"], type=cls._kind)
         return record
 
 
-class SetTable(_Bodies[AttemptSet], table="plugin_attempts_sets"):
+class SetTable(_JsonRecords[AttemptSet], table="plugin_attempts_sets"):
     """The SQL of tasks."""
 
     @classmethod
     def to_row(cls, record: AttemptSet) -> dict[str, Any]:
-        """Return a task as a row."""
+        """Convert a task to a row."""
         return {
             "id": record.id,
             "user_id": record.user_id,
@@ -72,7 +72,7 @@ class SetTable(_Bodies[AttemptSet], table="plugin_attempts_sets"):
 
     @staticmethod
     async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
-        """Delete some tasks that were over before, and return how many."""
+        """Delete a batch of tasks completed before a moment, and return their number."""
         sql = """
             DELETE FROM plugin_attempts_sets
             WHERE id IN (
@@ -89,21 +89,21 @@ class SetTable(_Bodies[AttemptSet], table="plugin_attempts_sets"):
     @classmethod
     async def of_user(cls, source: Queryable, user_id: str) -> list[AttemptSet]:
         """Return a user's tasks, the newest first."""
-        rest = "WHERE t.user_id = :id AND NOT t.is_deleted ORDER BY t.created_at DESC, t.id DESC"
-        return await cls.select(source, rest, id=user_id)
+        tail = "WHERE t.user_id = :id AND NOT t.is_deleted ORDER BY t.created_at DESC, t.id DESC"
+        return await cls.select(source, tail, id=user_id)
 
     @classmethod
     async def deleted(cls, source: Queryable) -> list[AttemptSet]:
-        """Return the tasks whose conversations are to be deleted."""
+        """Return the deleted tasks, whose conversations remain to be deleted."""
         return await cls.select(source, "WHERE t.is_deleted")
 
 
-class AttemptTable(_Bodies[Attempt], table="plugin_attempts_attempts", key="conversation_id"):
-    """The SQL of attempts of tasks."""
+class AttemptTable(_JsonRecords[Attempt], table="plugin_attempts_attempts", key="conversation_id"):
+    """The SQL of attempts."""
 
     @classmethod
     def to_row(cls, record: Attempt) -> dict[str, Any]:
-        """Return an attempt as a row."""
+        """Convert an attempt to a row."""
         is_over = record.status in (AttemptStatus.CHOSEN, AttemptStatus.DISCARDED)
         return {
             "set_id": record.set_id,
@@ -116,29 +116,29 @@ class AttemptTable(_Bodies[Attempt], table="plugin_attempts_attempts", key="conv
 
     @classmethod
     async def change(cls, tx: Transaction, one: Attempt, *, since: AttemptStatus) -> bool:
-        """Store what an attempt is now, unless it has not the status any more that it had."""
+        """Update an attempt if it still has the status `since`; return whether it had."""
         return await cls.update(tx, one, "AND status = :since", since=since)
 
     @classmethod
     async def of_sets(cls, source: Queryable, set_ids: Sequence[str]) -> dict[str, list[Attempt]]:
-        """Return the attempts of some tasks, in their order."""
-        rest = """
+        """Return the attempts of some tasks, ordered by number."""
+        tail = """
             WHERE t.set_id IN (SELECT value FROM json_each(:ids))
             ORDER BY t.set_id, t.number
         """
         found: dict[str, list[Attempt]] = {set_id: [] for set_id in set_ids}
-        for one in await cls.select(source, rest, ids=_text(set_ids)):
+        for one in await cls.select(source, tail, ids=_text(set_ids)):
             found[one.set_id].append(one)
         return found
 
     @classmethod
     async def open(cls, source: Queryable, ids: Collection[str] | None = None) -> list[Attempt]:
-        """Return the attempts with which something is to be done: all, or those of conversations."""
-        rest = """
+        """Return the open attempts: all, or those of some conversations."""
+        tail = """
             WHERE t.is_open
               AND (:ids IS NULL OR t.conversation_id IN (SELECT value FROM json_each(:ids)))
         """
-        return await cls.select(source, rest, ids=None if ids is None else _text(list(ids)))
+        return await cls.select(source, tail, ids=None if ids is None else _text(list(ids)))
 
 
 def _text(value: Any) -> str:

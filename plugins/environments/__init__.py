@@ -1,8 +1,8 @@
-"""Prepared environments: the set-up of a repository done once, and copied into each new sandbox.
+"""Prepared environments: run the set-up of a repository once, and copy it into each new sandbox.
 
-`preparing` runs the set-up in a sandbox of its own and has its backend keep the files as a layer,
-`service` keeps environments and tells starts which one they begin with, `routes` and `commands` are
-for users.
+`preparing` runs the set-up in a dedicated sandbox, whose files the backend stores as a layer;
+`service` manages environments and selects the one for a start; `routes` and `commands` are
+the interfaces for users.
 """
 
 from agentsvc.plugin import offers

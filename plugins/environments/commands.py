@@ -1,4 +1,4 @@
-"""`agentsvc environments`: prepares environments that conversations begin with."""
+"""The commands `agentsvc environments`: manage prepared environments of a server."""
 
 import time
 from pathlib import Path
@@ -37,7 +37,7 @@ def _find(api: Api, text: str) -> Record:
     return find_named(api.call("GET", _BASE)["items"], "environments", text)
 
 
-_of_environment: Final = found_options(_find, metavar="NAME")
+_environment_options: Final = found_options(_find, metavar="NAME")
 
 
 def _to_variables(
@@ -45,8 +45,8 @@ def _to_variables(
 ) -> dict[str, str]:
     variables = {}
     for text in given:
-        name, is_one, value = text.partition("=")
-        if not is_one:
+        name, has_value, value = text.partition("=")
+        if not has_value:
             raise click.BadParameter(f"`{short(text)}` is not NAME=VALUE")
         variables[name] = value
     return variables
@@ -60,9 +60,9 @@ def _to_variables(
     ),
 )
 def command() -> None:
-    """Do the set-up of a repository once, and begin conversations with a copy.
+    """Run the set-up of a repository once, and start conversations with a copy.
 
-    An environment is named by its name, or by the beginning of its id.
+    An environment is identified by its name or by a prefix of its id.
     """
 
 
@@ -85,9 +85,9 @@ def list_environments(*, as_json: bool, server: ServerChoice) -> None:
 
 @command.command(epilog=example("agentsvc environments show site"))
 @json_option
-@_of_environment
+@_environment_options
 def show(*, as_json: bool, api: Api, found: Record) -> None:
-    """Show an environment, and what its set-up script wrote."""
+    """Show an environment, and the output of its set-up script."""
     whole = api.call("GET", f"{_BASE}/{found['id']}")
     print_found(whole, fields(whole), as_json=as_json)
 
@@ -99,13 +99,13 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
         'agentsvc environments create --name site --repository owner/name --variable CI=1 --watched "*.lock"',
     )
 )
-@click.option("--name", metavar="NAME", required=True, help="What it is called.")
-@click.option("--repository", metavar="REPOSITORY", help="Repository it is for.")
+@click.option("--name", metavar="NAME", required=True, help="Its name.")
+@click.option("--repository", metavar="REPOSITORY", help="Its repository.")
 @click.option("--provider", metavar="HOST", help="Git host of --repository, such as `gitlab`.")
 @click.option(
     "--spec", "sandbox_spec_id", metavar="ID", help="Sandbox spec to prepare and use it with."
 )
-@click.option("--image", metavar="IMAGE", help="Image of the sandboxes, where there are images.")
+@click.option("--image", metavar="IMAGE", help="Image of the sandboxes, if they have images.")
 @click.option(
     "--devcontainer",
     metavar="PATH",
@@ -117,25 +117,25 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
     "setup_script",
     metavar="COMMANDS",
     default="",
-    help="What bash runs to prepare it.",
+    help="Bash commands that prepare it.",
 )
 @click.option(
     "--setup-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="File with what bash runs to prepare it.",
+    help="File with the bash commands that prepare it.",
 )
 @click.option(
     "--maintenance",
     "maintenance_script",
     metavar="COMMANDS",
     default="",
-    help="What bash runs at the start of each conversation.",
+    help="Bash commands to run at the start of each conversation.",
 )
 @click.option(
     "--watched",
     multiple=True,
     metavar="FILE",
-    help="File of the repository whose change makes it stale, by patterns of git; lock files unless set.",
+    help="File whose change makes the environment stale, as a pattern of git; default: lock files.",
 )
 @click.option(
     "--variable",
@@ -143,10 +143,10 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
     multiple=True,
     metavar="NAME=VALUE",
     callback=_to_variables,
-    help="Environment variable of both scripts.",
+    help="Environment variable for both scripts.",
 )
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="Secret for the set-up.")
-@click.option("--shared", is_flag=True, help="Let others use it, as an administrator.")
+@click.option("--shared", is_flag=True, help="Let others use it; for administrators only.")
 @click.option("--wait", is_flag=True, help="Wait until it is prepared.")
 @json_option
 @server_options
@@ -161,37 +161,37 @@ def create(
 ) -> None:
     """Prepare an environment, in the background.
 
-    Without --setup, `.agentsvc/setup.sh` or `.openhands/setup.sh` of the repository is run, and then
-    what its `devcontainer.json` says.
+    Without --setup, `.agentsvc/setup.sh` or `.openhands/setup.sh` of the repository runs, and then
+    the commands of its `devcontainer.json`.
     """
     api = get_api(server)
     if setup_file:
         options["setup_script"] = read_given(setup_file)
     body = {**options, "watched": watched or None}
     made = api.call("POST", _BASE, body=body)
-    _tell(api, made, wait=wait, as_json=as_json)
+    _print_result(api, made, wait=wait, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc environments prepare site --wait"))
 @click.option("--wait", is_flag=True, help="Wait until it is prepared.")
 @json_option
-@_of_environment
+@_environment_options
 def prepare(*, wait: bool, as_json: bool, api: Api, found: Record) -> None:
-    """Prepare an environment anew."""
+    """Prepare an environment again."""
     begun = api.call("POST", f"{_BASE}/{found['id']}/prepare")
-    _tell(api, begun, wait=wait, as_json=as_json)
+    _print_result(api, begun, wait=wait, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc environments delete site"))
 @yes_option
-@_of_environment
+@_environment_options
 def delete(*, yes: bool, api: Api, found: Record) -> None:
-    """Delete an environment and its files; conversations that began with them stay."""
+    """Delete an environment and its files; conversations that started with them stay."""
     confirm(f"Delete `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{_BASE}/{found['id']}")
 
 
-def _tell(api: Api, one: Record, *, wait: bool, as_json: bool) -> None:
+def _print_result(api: Api, one: Record, *, wait: bool, as_json: bool) -> None:
     while wait and one["status"] not in ("ready", "failed"):
         time.sleep(_POLL_SECONDS)
         one = api.call("GET", f"{_BASE}/{one['id']}")

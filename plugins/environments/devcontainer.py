@@ -1,6 +1,6 @@
-"""Reads a repository's `devcontainer.json`: its common parts, as containers.dev describes them. Pure.
+"""Parses the common parts of a repository's `devcontainer.json`, as defined by containers.dev. Pure.
 
-The file is whatever a repository has put there, so that what does not fit is refused with the reason.
+The file is untrusted: invalid content is rejected with the reason.
 """
 
 import posixpath
@@ -16,22 +16,22 @@ from agentsvc.base import StartRefused, matching
 from agentsvc.extension.web import EnvName
 
 PLACES: Final = (".devcontainer/devcontainer.json", ".devcontainer.json")
-"""Where it is looked for, in this order."""
+"""Paths of the file, in the order of the search."""
 MAX_BYTES: Final = 64 * 1024
 FOLDER: Final = "containerWorkspaceFolder"
-"""The variable of bash that names the workspace."""
+"""The bash variable with the path of the workspace."""
 
 _MAX: Final = 100
-"""How many variables, arguments, features or commands there may be."""
-_FOREIGN: Final = (
+"""Maximum number of variables, of build arguments, and of features."""
+_UNSUPPORTED: Final = (
     *("dockerComposeFile", "initializeCommand", "postAttachCommand", "mounts", "runArgs"),
     *("privileged", "capAdd", "securityOpt", "containerUser", "remoteUser", "workspaceFolder"),
     *("workspaceMount",),
 )
-"""What asks for something that is not done here, and is said to be left out."""
+"""Properties that are not supported; the user is told that they are ignored."""
 
-# A string, a comment, or a comma before what closes. Each ends at the latest with the text, and
-# gives nothing back, so that no text takes long.
+# A string, a comment, or a comma before a closing bracket. Each match ends at the end of the text at
+# the latest, and does not backtrack, so that no text takes long.
 _COMMENTS: Final = re.compile(
     r'(?P<kept>"(?:[^"\\]|\\.?)*+"?)|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL
 )
@@ -50,7 +50,7 @@ type Features = Annotated[dict[Text, Text | dict[Text, Option]], Meta(max_length
 
 
 class ImageBuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the image is built."""
+    """Options for building the image."""
 
     dockerfile: Text = ""
     context: Text = "."
@@ -59,12 +59,12 @@ class ImageBuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Devcontainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a file says, as far as it is used."""
+    """The supported properties of a file."""
 
     image: Text = ""
     build: ImageBuildOptions = ImageBuildOptions()
     docker_file: Text = ""
-    """As older files name that of `build`."""
+    """The property of `build` in older files."""
     context: Text = ""
     features: Features = {}
     override_feature_install_order: list[Text] = []
@@ -77,13 +77,13 @@ class Devcontainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def of_image(self) -> list[str]:
-        """What it says of the image, by the names in the file."""
-        said = {"image": self.image, "build": self.built.dockerfile, "features": self.features}
-        return [f"`{name}`" for name, value in said.items() if value]
+        """The names of the properties that affect the image."""
+        used = {"image": self.image, "build": self.built.dockerfile, "features": self.features}
+        return [f"`{name}`" for name, value in used.items() if value]
 
     @property
     def built(self) -> ImageBuildOptions:
-        """How the image is built, however old the file is."""
+        """The options for building the image, from a file in the new or the old format."""
         if self.build.dockerfile or not self.docker_file:
             return self.build
         return msgspec.structs.replace(
@@ -92,18 +92,18 @@ class Devcontainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def set_up(self) -> list[str]:
-        """The lines of bash that come after the set-up."""
+        """The bash lines to run after the set-up."""
         commands = (self.on_create_command, self.update_content_command, self.post_create_command)
         return [line for command in commands for line in _lines(command)]
 
     @property
     def each_start(self) -> list[str]:
-        """The lines of bash for each start."""
+        """The bash lines to run at each start."""
         return _lines(self.post_start_command)
 
     @property
     def exports(self) -> list[str]:
-        """The lines of bash that set its variables; they need that of FOLDER."""
+        """The bash lines that set its variables; they require the variable FOLDER."""
         values = {**self.container_env, **self.remote_env}
         return [
             f"unset {name}" if value is None else f"export {name}={_quoted(value)}"
@@ -112,17 +112,17 @@ class Devcontainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def parse(content: bytes, name: str) -> tuple[Devcontainer, list[str]]:
-    """Return what a file says, and what it asks for that is not done here.
+    """Parse a file, and return it with the names of its unsupported properties.
 
-    Raises StartRefused for what is no such file.
+    Raises StartRefused for an invalid file.
     """
     found = read(content, name, Devcontainer)
     everything = read(content, name, dict[str, Any])
-    return found, [f"`{one}`" for one in _FOREIGN if everything.get(one)]
+    return found, [f"`{one}`" for one in _UNSUPPORTED if everything.get(one)]
 
 
 def read[T](content: bytes, name: str, kind: type[T]) -> T:
-    """Return what is in a file of JSON with comments; raises StartRefused."""
+    """Parse a file of JSON with comments; raises StartRefused."""
     if len(content) > MAX_BYTES:
         raise StartRefused(f"`{name}` is larger than {MAX_BYTES // 1024} KiB")
     try:
@@ -135,7 +135,7 @@ def read[T](content: bytes, name: str, kind: type[T]) -> T:
 
 
 def beside(name: str, path: str) -> str:
-    """Return a path in the repository that a file names from where it is; raises StartRefused."""
+    """Resolve a path relative to a file of the repository; raises StartRefused if it is outside."""
     found = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
     if found.startswith(("/", "../")) or found == ".." or "\n" in found:
         raise StartRefused(f"`{name}` names a path outside of the repository: {path!a}")
@@ -143,7 +143,7 @@ def beside(name: str, path: str) -> str:
 
 
 def fill_args(args: Mapping[str, str]) -> dict[str, str]:
-    """Return the arguments of a build, in which no variable has a value but by its default."""
+    """Return the arguments of a build, with variables replaced by their defaults."""
     return {name: _VARIABLE.sub(lambda m: m[3] or "", text) for name, text in args.items()}
 
 
@@ -155,7 +155,7 @@ def _lines(command: Command) -> list[str]:
     if not command:
         return []
     if isinstance(command, dict):
-        # Beside each other elsewhere; one after another, their output can be told apart.
+        # Other tools run them in parallel; here they run in sequence, so that their output is not mixed.
         return [line for one in command.values() for line in _lines(one)]
     if isinstance(command, str):
         return [f"bash -c {shlex.quote(_VARIABLE.sub(_in_shell, command))} || exit $?"]
@@ -163,7 +163,7 @@ def _lines(command: Command) -> list[str]:
 
 
 def _in_shell(match: re.Match[str]) -> str:
-    """Return a variable within a command that a shell reads."""
+    """Return a variable as an expansion in a shell command."""
     kind, name, default = match.groups()
     if kind == "containerEnv":
         return f"${{{name}-{_escaped(default)}}}" if name else ""
@@ -173,7 +173,7 @@ def _in_shell(match: re.Match[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text with variables as one word of bash."""
+    """Return a text with variables as one quoted word of bash."""
     parts: list[str] = []
     end = 0
     for match in _VARIABLE.finditer(text):
@@ -193,5 +193,5 @@ def _word(match: re.Match[str]) -> str:
 
 
 def _escaped(text: str | None) -> str:
-    """Return a text as it stands between double quotes."""
+    """Escape a text for use between double quotes."""
     return re.sub(r'([\\"$`])', r"\\\1", text or "")

@@ -1,7 +1,7 @@
-"""Features of dev containers: scripts of a directory of the operator, run as root while an image is built.
+"""Features of dev containers: scripts in a directory of the operator, run as root while an image is built.
 
-`install.sh` of each is given its options as variables. A feature that is not in that directory is
-refused; nothing is fetched.
+The `install.sh` of each gets its options as variables. A feature that is not in that directory is
+rejected; nothing is downloaded.
 """
 
 import io
@@ -23,7 +23,7 @@ _MANIFEST: Final = "devcontainer-feature.json"
 _IN_CONTEXT: Final = ".agentsvc-features"
 _IN_IMAGE: Final = f"/tmp/{_IN_CONTEXT}"  # noqa: S108  # of the image that is built
 _INSTALL: Final = "set -a && . ./agentsvc.env && set +a && chmod +x install.sh && ./install.sh"
-# Many look for the user that the image is for; here that is the first ordinary one.
+# Many features need the name of the image's user; this takes the user with the id 1000, or root.
 _USERS: Final = """
 _REMOTE_USER=$(sed -n 's/^\\([^:]*\\):[^:]*:1000:.*/\\1/p' /etc/passwd | head -n 1)
 _REMOTE_USER=${_REMOTE_USER:-root}
@@ -37,55 +37,55 @@ class _Option(msgspec.Struct, frozen=True):
     default: str | bool = ""
 
 
-class _Described(msgspec.Struct, frozen=True, rename="camel"):
-    """What a feature says of itself, as far as it is used."""
+class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    """The supported properties of a feature's manifest."""
 
     options: dict[str, _Option] = {}
     container_env: dict[str, str] = {}
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):
-    """One feature of the directory."""
+    """A feature from the directory, with the chosen options."""
 
     directory: Path
     options: dict[str, str]
-    """Its variables while it is installed."""
+    """Variables for its installation."""
     environment: dict[str, str]
-    """Those of the image from then on."""
+    """Variables of the image after that."""
 
 
 def find_features(directory: str, says: Devcontainer) -> list[Feature]:
-    """Return the features that are asked for, in their order; raises StartRefused. Blocks."""
+    """Return the requested features in the order of installation; raises StartRefused. Blocks."""
     first = says.override_feature_install_order
     names = sorted(
         says.features,
         key=lambda name: first.index(_plain(name)) if _plain(name) in first else len(first),
     )
-    places = {name: place for name in names if (place := _place(directory, name))}
-    if lost := [f"`{name[:100]}`" for name in names if name not in places]:
+    places = {name: place for name in names if (place := _find_directory(directory, name))}
+    if missing := [f"`{name[:100]}`" for name in names if name not in places]:
         raise StartRefused(
-            f"Features that are not in this server's `features_dir`: {', '.join(lost)}"
+            f"Features that are not in this server's `features_dir`: {', '.join(missing)}"
         )
     found = []
     for name, place in places.items():
         chosen = says.features[name]
-        described = read((place / _MANIFEST).read_bytes(), f"{place.name}/{_MANIFEST}", _Described)
+        manifest = read((place / _MANIFEST).read_bytes(), f"{place.name}/{_MANIFEST}", _Manifest)
         options: dict[str, object] = {
-            one: option.default for one, option in described.options.items()
+            one: option.default for one, option in manifest.options.items()
         }
         options |= {"version": chosen} if isinstance(chosen, str) else chosen
         found.append(
             Feature(
                 directory=place,
                 options={_variable(one): _text(value) for one, value in options.items()},
-                environment=described.container_env,
+                environment=manifest.container_env,
             )
         )
     return found
 
 
 def add_features(context: Path, features: Iterable[Feature]) -> None:
-    """Add the files of features to the archive of a build. Blocks."""
+    """Add the files of features to the archive of a build's context. Blocks."""
     with tarfile.open(context, "a") as archive:
         for number, one in enumerate(features):
             archive.add(one.directory, f"{_IN_CONTEXT}/{number}")
@@ -97,7 +97,7 @@ def add_features(context: Path, features: Iterable[Feature]) -> None:
 
 
 def with_features(dockerfile: str, target: str, features: Iterable[Feature]) -> str:
-    """Return a Dockerfile that installs features after its last stage, or the one that is built."""
+    """Return a Dockerfile that installs features after its target stage, by default the last one."""
     lines = [dockerfile, *([f"FROM {target}"] if target else []), "USER root"]
     for number, one in enumerate(features):
         here = f"{_IN_IMAGE}/{number}"
@@ -109,8 +109,8 @@ def with_features(dockerfile: str, target: str, features: Iterable[Feature]) -> 
     return "\n".join([*lines, f"RUN rm -rf {_IN_IMAGE}", ""])
 
 
-def _place(directory: str, name: str) -> Path | None:
-    """Return where a feature is: under its whole name, or the last part of it."""
+def _find_directory(directory: str, name: str) -> Path | None:
+    """Return the directory of a feature: by its whole name, or the last part of it."""
     plain = _plain(name)
     if not directory or not plain:
         return None
@@ -122,13 +122,13 @@ def _place(directory: str, name: str) -> Path | None:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a feature without its version; empty for what is none."""
+    """Return the name of a feature without its version; empty if it is invalid."""
     found = _ID.match(name)
     return found[0] if found else ""
 
 
 def _variable(option: str) -> str:
-    """Return the variable of an option."""
+    """Return the name of the variable for an option."""
     return re.sub(r"^[\d_]+", "_", re.sub(r"\W", "_", option, flags=re.ASCII)).upper()
 
 

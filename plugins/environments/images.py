@@ -1,4 +1,4 @@
-"""The image of an environment: the one that is named, or one that is built for it."""
+"""The image of an environment: an existing one, or one that is built for it."""
 
 import asyncio
 import re
@@ -36,9 +36,9 @@ class ImageMaker:
         named: str | None,
         wanted: tuple[Source, DevcontainerFile] | None,
     ) -> str:
-        """Return the image in which sandboxes run, empty for that of their spec; may take long.
+        """Return the image for the sandboxes, empty for the one of their spec; may take long.
 
-        Raises StartRefused for what may not be used or built, OrderRejected for what cannot be built.
+        Raises StartRefused if an image may not be used or built, OrderRejected if the build fails.
         """
         build = ImageBuildOptions()
         if wanted is None:
@@ -51,7 +51,7 @@ class ImageMaker:
         if not build.dockerfile and not found.says.features:
             return image
         if not self._config.build_images:
-            raise StartRefused(f"`{found.path}` wants an image to be built: {_SWITCH}")
+            raise StartRefused(f"`{found.path}` requires an image to be built: {_SWITCH}")
         features = await asyncio.to_thread(find_features, self._config.features_dir, found.says)
         directory, dockerfile, target = None, f"FROM {image or spec.image}", ""
         if build.dockerfile:
@@ -77,7 +77,7 @@ class ImageMaker:
         is_name = _NAME.fullmatch(image)
         if not is_name or not any(fnmatchcase(full, one) for one in self._config.images):
             raise StartRefused(
-                f"The image {image[:256]!a} may not be used: it is none of"
+                f"The image {image[:256]!a} may not be used: it matches none of"
                 " `images` in `[environments]` of the server's config"
             )
         return image

@@ -1,4 +1,4 @@
-"""Prepared environments as they are stored. Pure."""
+"""The stored form of prepared environments. Pure."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -28,7 +28,7 @@ WATCHED: Final = (
     "*uv.lock",
     "*yarn.lock",
 )
-"""The files that decide whether an environment is stale where it names none."""
+"""The watched files of an environment that names none: a change of them makes it stale."""
 
 
 type Name = Annotated[
@@ -59,68 +59,68 @@ NONE: Final = "none"
 
 
 class Status(StrEnum):
-    """How far the preparing of an environment has come."""
+    """The status of an environment's preparation."""
 
     WAITING = "waiting"
-    """It is to be prepared"""
+    """It waits to be prepared"""
     PREPARING = "preparing"
     """It is being prepared"""
     READY = "ready"
     """It is prepared"""
     FAILED = "failed"
-    """It could not be prepared; what was prepared before stays in use"""
+    """It could not be prepared; files prepared earlier stay in use"""
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing is being done."""
+        """Whether the preparation has ended."""
         return self in (Status.READY, Status.FAILED)
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What is prepared, and how."""
+    """The definition of an environment: its repository, scripts and variables."""
 
     name: Name
-    """What it is called"""
+    """Name of the environment"""
     repository: SentRepository | None = None
-    """Repository it is for: `owner/name`, or a URL; null: none, it is used where a start names it"""
+    """Its repository: `owner/name`, or a URL; null: none, it is used only by starts that name it"""
     provider: Provider | None = None
-    """Where the repository is; null: where the user has a token for and it is found"""
+    """Git host of the repository; null: a host that the user has a token for and that has the repository"""
     sandbox_spec_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    """Sandbox spec it is prepared and used with; null: the default one"""
+    """Sandbox spec for its preparation and use; null: the default one"""
     image: Image | None = None
-    """Image of the sandboxes, where their backend has images; null: that of `devcontainer`, else of
-    the sandbox spec"""
+    """Image of the sandboxes, if their backend has images; null: the image of `devcontainer`, otherwise
+    of the sandbox spec"""
     devcontainer: Watched = AUTO
-    """The repository's `devcontainer.json`: `auto` takes the one there is at one of the usual places,
-    `none` takes none, and anything else is its path"""
+    """The repository's `devcontainer.json`: `auto` searches the usual paths,
+    `none` ignores the file, and anything else is its path"""
     setup_script: Script = ""
-    """What bash runs in the workspace to prepare it; empty: `.agentsvc/setup.sh` or
+    """Bash script that prepares the workspace; empty: `.agentsvc/setup.sh` or
     `.openhands/setup.sh` of the repository"""
     maintenance_script: Script = ""
-    """What bash runs in the workspace at the start of each conversation; empty: nothing"""
+    """Bash script to run in the workspace at the start of each conversation; empty: none"""
     watched: Annotated[list[Watched], Meta(max_length=50)] | None = None
-    """Files in the repository, by git's patterns, whose change makes it stale; null: the lock files
+    """Files of the repository, as patterns of git, whose change makes it stale; null: the lock files
     of known package managers, the set-up scripts, and `.devcontainer`"""
     variables: Variables = {}
     """Environment variables of both scripts"""
     secrets: Annotated[list[EnvName], Meta(max_length=50)] = []
-    """Names of stored secrets that the set-up script gets as environment variables. With any, it
-    cannot be shared"""
+    """Names of stored secrets that the set-up script gets as environment variables. An environment with
+    secrets cannot be shared"""
     shared: bool = False
-    """Whether others may name it in their starts; only administrators may share"""
+    """Whether other users may start conversations with it; only administrators may share"""
 
     def is_of(self, repository: str, provider: Provider | None) -> bool:
-        """Say whether it is of a repository, as far as names tell."""
+        """Return whether it belongs to a repository, judging by names."""
         is_same_host = None in (provider, self.provider) or provider == self.provider
         return is_same_host and _plain(self.repository or "") == _plain(repository)
 
     def is_called(self, repository: str) -> bool:
-        """Say whether that may be its repository, wherever it is."""
+        """Return whether a repository may be its own, regardless of the host."""
         return _path(self.repository or "") == _path(repository)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The patterns of the files that decide whether it is stale."""
+        """The patterns of the watched files."""
         if self.repository is None:
             return ()
         return WATCHED if self.watched is None else tuple(self.watched)
@@ -135,25 +135,25 @@ def _path(repository: str) -> str:
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `devcontainer.json`, or an image of its own, adds to an environment."""
+    """The additions to an environment by its `devcontainer.json` or its own image."""
 
     image: str = ""
-    """In which sandboxes run; empty for that of their spec."""
+    """Image of the sandboxes; empty for the one of their spec."""
     image_id: str = ""
-    """That of one that was built for it; empty for none."""
+    """Id of the image that was built for it; empty if none was."""
     exports: str = ""
-    """Lines of bash that set its variables."""
+    """Bash lines that set its variables."""
     set_up: str = ""
-    """What bash runs after the set-up script; empty for nothing."""
+    """Bash lines to run after the set-up script; empty for none."""
     each_start: str = ""
     files: tuple[str, ...] = ()
-    """What it was made from, of the repository."""
+    """Files of the repository from which it was made."""
     note: str = ""
-    """What it asks for that is left out, for people; empty for nothing."""
+    """Message about ignored properties; empty if there are none."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment as it is stored."""
+    """A stored environment."""
 
     id: str
     user_id: str
@@ -162,21 +162,21 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     status: Status = Status.WAITING
     attempt: str = ""
-    """The preparing that may change it now; one that was superseded may not."""
+    """Id of the current preparation; a superseded one must not change the row."""
     reason: str = ""
-    """What is being done, or why it failed."""
+    """The current step, or why the preparation failed."""
     log: str = ""
-    """The end of what the set-up script wrote."""
+    """The end of the set-up script's output."""
     sandbox_id: str | None = None
-    """The sandbox in which it is being prepared."""
+    """Id of the sandbox in which it is being prepared."""
     layer_id: str = ""
-    """The files that were prepared last; empty for none."""
+    """Id of the layer that was prepared last; empty if there is none."""
     earlier_layer_id: str = ""
-    """Those before, with which some may just be about to begin."""
+    """Id of the layer before, with which some conversations may be about to start."""
     made_from: Definition | None = None
-    """What they were prepared from; `definition` may have been changed since."""
+    """The definition from which the layer was prepared; `definition` may have changed since."""
     container: Container = Container()
-    """What belongs to these files."""
+    """The additions that belong to the layer."""
     backend: str = ""
     spec_id: str = ""
     fingerprint: str = ""

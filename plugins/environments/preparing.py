@@ -1,7 +1,7 @@
-"""Prepares environments: runs the set-up in a sandbox of its own, and keeps its files as a layer.
+"""Prepares environments: runs the set-up in a dedicated sandbox, and stores its files as a layer.
 
-A preparing that a stop or a crash has interrupted is done from the beginning; only at its end, in one
-transaction, the environment has other files than before.
+A preparation that was interrupted by a stop or a crash starts again from the beginning. The new layer
+replaces the old one in one transaction at the end.
 """
 
 import asyncio
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 _AGENT_SECONDS: Final = 60.0
 _LOG_CHARACTERS: Final = 20_000
-_LOOKS: Final = 5
+_CHECKS: Final = 5
 _POLL_SECONDS: Final = 0.5
 
 
 class _Superseded(Exception):
-    """The environment was deleted, or is prepared anew."""
+    """The environment was deleted, or a new preparation has replaced this one."""
 
 
 class Preparer:
-    """Prepares environments, one at a time."""
+    """Prepares environments in the background, one at a time per user."""
 
     def __init__(self, server: Server, config: EnvironmentsConfig) -> None:
         self._server = server
@@ -60,21 +60,21 @@ class Preparer:
         self._maker = ImageMaker(server.sandboxes, config)
         self._slots = asyncio.Semaphore(config.max_at_once)
         self._user_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """So that of each user one waits, and nobody's many keep others waiting."""
-        self._made: set[str] = set()
-        """The layers and images that are being made, which no environment has yet."""
+        """Each user occupies at most one slot, so that many environments of one do not delay others."""
+        self._in_progress: set[str] = set()
+        """Ids of the layers and images in the making, which no row refers to yet."""
         self._reserved: dict[str, int] = {}
-        """The disk that environments which are being prepared may take, in bytes by their ids."""
+        """Disk space reserved for environments in preparation, in bytes by their ids."""
 
     async def prepare_due(self) -> None:
-        """Begin with what is to be prepared, and remove files that nobody uses any more."""
+        """Remove unused layers and images, and start the waiting preparations."""
         try:
             await self._remove_unused()
         finally:
             await self.begin_waiting()
 
     async def begin_waiting(self) -> None:
-        """Begin with what is to be prepared."""
+        """Start the waiting preparations."""
         for environment_id in await EnvironmentTable.unfinished(self._db):
             name = f"environment {environment_id}"
             if not self._server.supervisor.is_running(name):
@@ -83,14 +83,14 @@ class Preparer:
     async def _remove_unused(self) -> None:
         used = await EnvironmentTable.layers(self._db)
         for backend in {*used, *self._backends(self._sandboxes.layers.can_keep)}:
-            with _passing_over(backend):
+            with _skip_failed(backend):
                 await self._remove_layers(backend, used.get(backend, set()))
         for backend in self._backends(self._sandboxes.images.can_use):
-            with _passing_over(backend):
+            with _skip_failed(backend):
                 await self._sandboxes.images.remove_unused(backend, self._images_in_use)
 
     async def _remove_layers(self, backend: str, used: set[str]) -> None:
-        """Remove the unused layers of a backend, and prepare anew what has lost its own."""
+        """Remove the unused layers of a backend, and prepare environments again that have lost theirs."""
         there = await self._sandboxes.layers.remove_unused(
             backend, partial(self._layers_in_use, backend)
         )
@@ -98,13 +98,13 @@ class Preparer:
             await self._db.write(partial(self._forget, layer_id))
 
     async def _layers_in_use(self, backend: str) -> frozenset[str]:
-        # In the order in which one goes from here to there.
-        made = frozenset(self._made)
+        # In this order, because an id moves from here into the table.
+        made = frozenset(self._in_progress)
         return made.union((await EnvironmentTable.layers(self._db)).get(backend, ()))
 
     async def _images_in_use(self) -> frozenset[str]:
         # As above.
-        made = frozenset(self._made)
+        made = frozenset(self._in_progress)
         return made | await EnvironmentTable.image_ids(self._db)
 
     def _backends(self, can: Callable[[Spec], bool]) -> set[str]:
@@ -115,7 +115,7 @@ class Preparer:
         return found
 
     async def _forget(self, layer_id: str, tx: Transaction) -> None:
-        """Note that the files of an environment are gone, as they are after a restore elsewhere."""
+        """Reset an environment whose layer is gone, as after a restore on another machine."""
         found = await EnvironmentTable.find_by_layer(tx, layer_id)
         if found is not None and found.layer_id == layer_id:
             lost = msgspec.structs.replace(
@@ -134,11 +134,11 @@ class Preparer:
             try:
                 await self._prepare(found)
             except _Superseded:
-                log.info("environment is prepared anew", extra={"environment_id": environment_id})
+                log.info("environment preparation superseded", extra={"environment_id": found.id})
 
     async def _prepare(self, found: Environment) -> None:
         layer_id = new_id()
-        self._made.add(layer_id)
+        self._in_progress.add(layer_id)
         try:
             made = await self._outcome(found, layer_id)
             ended = msgspec.structs.replace(made, sandbox_id=None, updated_at=now())
@@ -151,11 +151,11 @@ class Preparer:
             try:
                 await self._db.write(body)
             except StorageFailed:
-                # What its sandbox has written may be what leaves the database no room.
+                # The files of its sandbox may be the reason that the disk is full.
                 await self._sandboxes.remove_ahead(made.sandbox_id or "")
                 await self._db.write(body)
         finally:
-            self._made.discard(layer_id)
+            self._in_progress.discard(layer_id)
             self._reserved.pop(found.id, None)
         facts = {"environment_id": ended.id, "status": str(ended.status), "reason": ended.reason}
         log.info("environment prepared", extra=facts)
@@ -183,11 +183,11 @@ class Preparer:
         return explain_error(exc)
 
     async def _ended(self, failed: Environment) -> Sandbox | None:
-        """Return the sandbox of a preparing if it has failed, or does so in a moment."""
+        """Return the sandbox of a preparation if it has failed, or fails within a few checks."""
         sandbox_id = failed.sandbox_id or ""
         with contextlib.suppress(AgentsvcError):
-            for _ in range(_LOOKS):
-                # What is asked for again is looked at.
+            for _ in range(_CHECKS):
+                # Resuming a sandbox makes the reconciler check it.
                 await self._sandboxes.resume(failed.user_id, sandbox_id)
                 seen = await self._sandboxes.wait_for(
                     sandbox_id,
@@ -199,7 +199,7 @@ class Preparer:
         return None
 
     async def _start_sandbox(self, found: Environment, base: str) -> Environment:
-        """Ask for a sandbox into which nothing comes that its user has stored."""
+        """Start a sandbox without any secret of its user."""
         spec = self._sandboxes.get_spec(found.definition.sandbox_spec_id)
         bare = msgspec.structs.replace(spec, withholds_secrets=True, base=base)
 
@@ -259,7 +259,7 @@ class Preparer:
 
     @asynccontextmanager
     async def _source(self, begun: Environment) -> AsyncIterator[Source | None]:
-        """Fetch the repository, so that no token gets into a sandbox; None without one."""
+        """Fetch the repository on the server, so that no token enters a sandbox; None without a repository."""
         definition = begun.definition
         if definition.repository is None:
             yield None
@@ -277,7 +277,7 @@ class Preparer:
     async def _container(
         self, begun: Environment, source: Source | None, image_id: str
     ) -> Container:
-        """Return what the repository's `devcontainer.json` adds, with the image it wants."""
+        """Return the additions by the repository's `devcontainer.json`, with the image built for it."""
         definition = begun.definition
         found = await source.find_devcontainer(definition.devcontainer) if source else None
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
@@ -322,7 +322,7 @@ class Preparer:
     async def _unpack(
         self, begun: Environment, sandbox: Sandbox, agent: AgentServer, source: Source | None
     ) -> Workspace:
-        """Bring the repository in, without a token, or make an empty workspace."""
+        """Unpack the fetched repository in the sandbox, or create an empty workspace."""
         base = sandbox.working_dir.rstrip("/") or f"{await agent.home()}/project"
         if source is None:
             workspace = Workspace(agent, base)
@@ -347,16 +347,16 @@ class Preparer:
         secrets, seconds = await self._secrets(begun), self._config.prepare_seconds
         script = setup_of(begun.definition, container, secrets)
         result = await workspace.run_bash(script, seconds)
-        said = f"{result.stdout}\n{result.stderr}".strip()
-        said = hidden(said, secrets.values())
-        said = "\n".join(filter(None, (said[-_LOG_CHARACTERS:], container.note)))
-        current = await self._update(begun, log=said)
+        output = f"{result.stdout}\n{result.stderr}".strip()
+        output = hidden(output, secrets.values())
+        output = "\n".join(filter(None, (output[-_LOG_CHARACTERS:], container.note)))
+        current = await self._update(begun, log=output)
         if result.timed_out:
             raise StartRefused(
                 f"The set-up script took longer than the {seconds:g} s of `prepare_seconds`"
             )
         if result.exit_code != 0:
-            raise StartRefused(explain_exit(result.exit_code, said))
+            raise StartRefused(explain_exit(result.exit_code, output))
         await workspace.run_bash(after_setup(container, workspace.project_dir), seconds)
         return current
 
@@ -380,8 +380,8 @@ class Preparer:
 
 
 @contextlib.contextmanager
-def _passing_over(backend: str) -> Iterator[None]:
-    """Leave a backend to the next time that does not do now what is asked of it."""
+def _skip_failed(backend: str) -> Iterator[None]:
+    """Skip a backend that fails, until the next run."""
     try:
         yield
     except AgentsvcError as exc:

@@ -1,4 +1,4 @@
-"""Prepared environments as a part of a server: types and handlers."""
+"""The server extension of prepared environments: types and request handlers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,23 +31,23 @@ from .table import MIGRATIONS
 EnvironmentUpdate: Final = changes_of(
     Definition,
     "EnvironmentUpdate",
-    "What to change of an environment, which is prepared anew; what is not sent stays.",
+    "Changes to an environment, which is prepared again; omitted fields stay.",
 )
 
 
 class EnvironmentInfo(Definition, frozen=True, kw_only=True):
-    """An environment, and how far its preparing has come."""
+    """An environment, and the status of its preparation."""
 
     id: str
-    """Id of the environment, 32 hex digits; `environment_id` of a start takes it"""
+    """Id of the environment, 32 hex digits, for `environment_id` of a start"""
     status: Status
-    """How far the preparing has come; `failed` keeps what was prepared before"""
+    """Status of the preparation; after `failed`, files prepared earlier stay in use"""
     detail: str | None
-    """What is being done, or why it could not be prepared; null: nothing to say"""
+    """The current step, or why the preparation failed; null: none"""
     is_prepared: bool
-    """Whether there are prepared files, with which conversations begin"""
+    """Whether there are prepared files for new conversations"""
     size_bytes: int
-    """Bytes of disk that the prepared files take; 0 for none"""
+    """Disk space of the prepared files in bytes; 0: no files"""
     prepared_at: Time | None
     """When they were prepared, in UTC; null: never"""
     created_at: Time
@@ -55,21 +55,21 @@ class EnvironmentInfo(Definition, frozen=True, kw_only=True):
 
 
 class EnvironmentDetails(EnvironmentInfo, frozen=True, kw_only=True):
-    """An environment with what its set-up script wrote last."""
+    """An environment with the last output of its set-up script."""
 
     log: str
-    """The end of what the set-up script wrote, at most 20,000 characters"""
+    """The end of the set-up script's output, at most 20,000 characters"""
 
 
 class EnvironmentList(msgspec.Struct, frozen=True, kw_only=True):
-    """The environments of a user, which are few."""
+    """All environments of a user."""
 
     items: list[EnvironmentInfo]
     """All of them, the newest first"""
 
 
 def to_info(one: Environment) -> EnvironmentInfo:
-    """Return an environment as its owner sees it in a list."""
+    """Return the API's view of an environment in a list."""
     return view_of(
         EnvironmentInfo,
         one,
@@ -91,7 +91,7 @@ ROUTES: Final = Routes()
 async def get_environments(request: web.Request) -> EnvironmentList:
     """List your prepared environments.
 
-    One sees only environments of one's own, the newest first.
+    Only your own environments are listed, the newest first.
     """
     found = await request.app[ENVIRONMENTS].list_of(request[PRINCIPAL].user_id)
     return EnvironmentList(items=[to_info(one) for one in found])
@@ -105,10 +105,10 @@ async def get_environments(request: web.Request) -> EnvironmentList:
     example={"name": "Tools", "setup_script": "echo ready > tools.txt"},
 )
 async def post_environment(request: web.Request, body: Definition) -> Environment:
-    """Prepare an environment that conversations begin with.
+    """Create an environment, and prepare it for new conversations.
 
-    The answer comes at once; ask for the environment until it is `ready` or `failed`. It is prepared
-    in a sandbox of its own, which counts as any other.
+    The response is immediate; poll the environment until it is `ready` or `failed`. It is prepared
+    in a dedicated sandbox, which counts towards the limits.
     """
     caller = request[PRINCIPAL]
     return await request.app[ENVIRONMENTS].create(caller.user_id, body, is_admin=caller.is_admin)
@@ -118,9 +118,9 @@ async def post_environment(request: web.Request, body: Definition) -> Environmen
 async def get_environment(request: web.Request) -> EnvironmentDetails:
     """Show an environment, and the log of its set-up.
 
-    With what its set-up script wrote last.
+    The response includes the last output of its set-up script.
     """
-    found = await request.app[ENVIRONMENTS].get_own(*_named(request))
+    found = await request.app[ENVIRONMENTS].get_own(*_owner_and_id(request))
     return copy_to(EnvironmentDetails, to_info(found), log=found.log)
 
 
@@ -133,14 +133,14 @@ async def get_environment(request: web.Request) -> EnvironmentDetails:
     example={"maintenance_script": "git submodule update"},
 )
 async def patch_environment(request: web.Request) -> Environment:
-    """Change an environment, and prepare it anew.
+    """Change an environment, and prepare it again.
 
-    Only what is sent is changed. It is prepared anew; until that is done, conversations begin with
-    the files that were prepared before.
+    Omitted fields stay. Until the new preparation is done, conversations start with the files
+    that were prepared before.
     """
     changes = await read_changes(request, EnvironmentUpdate)
     return await request.app[ENVIRONMENTS].update(
-        *_named(request), changes, is_admin=request[PRINCIPAL].is_admin
+        *_owner_and_id(request), changes, is_admin=request[PRINCIPAL].is_admin
     )
 
 
@@ -148,9 +148,9 @@ async def patch_environment(request: web.Request) -> Environment:
 async def delete_environment(request: web.Request) -> Success:
     """Delete an environment and its files.
 
-    Its files go with it; conversations that began with them keep theirs.
+    Its files are deleted with it; conversations that started with them keep their copies.
     """
-    await request.app[ENVIRONMENTS].delete(*_named(request))
+    await request.app[ENVIRONMENTS].delete(*_owner_and_id(request))
     return SUCCESS
 
 
@@ -161,14 +161,14 @@ async def delete_environment(request: web.Request) -> Success:
     errors=(NotFound,),
 )
 async def post_prepare(request: web.Request) -> Environment:
-    """Prepare an environment anew.
+    """Prepare an environment again.
 
-    A preparing that goes on already is ended, and begun anew.
+    A preparation in progress is cancelled and starts over.
     """
-    return await request.app[ENVIRONMENTS].prepare(*_named(request))
+    return await request.app[ENVIRONMENTS].prepare(*_owner_and_id(request))
 
 
-def _named(request: web.Request) -> tuple[str, str]:
+def _owner_and_id(request: web.Request) -> tuple[str, str]:
     return request[PRINCIPAL].user_id, path_id(request, "environment_id")
 
 
@@ -186,7 +186,7 @@ class EnvironmentsExtension(Extension[EnvironmentsConfig]):
         preparer = Preparer(server, self.config)
 
         def wake() -> None:
-            # What is removed may take long, and keeps nobody waiting.
+            # The removal of unused files may take long, and must not delay preparations.
             server.supervisor.spawn("begin environments", preparer.begin_waiting)
             server.supervisor.spawn("look at environments", preparer.prepare_due)
 

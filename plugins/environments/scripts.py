@@ -1,4 +1,4 @@
-"""Scripts of environments. Pure."""
+"""The bash scripts of environments. Pure."""
 
 from collections.abc import Iterable
 from shlex import quote
@@ -8,7 +8,7 @@ from .devcontainer import FOLDER
 from .model import Container, Definition
 
 _LONG_LINE: Final = 12
-_REPOSITORYS: Final = """
+_FROM_REPOSITORY: Final = """
 for file in .agentsvc/setup.sh .openhands/setup.sh; do
   if [ -f "$file" ]; then . "$file"; exit $?; fi
 done
@@ -18,16 +18,16 @@ done
 def setup_of(
     definition: Definition, container: Container, secrets: dict[str, str] | None = None
 ) -> str:
-    """Return what bash runs to prepare an environment."""
-    script = definition.setup_script or _REPOSITORYS
+    """Return the bash script that prepares an environment."""
+    script = definition.setup_script or _FROM_REPOSITORY
     if container.set_up:
-        # Whatever ends the one leaves the other to be run.
+        # In a shell of its own, so that an `exit` in the first does not skip the second.
         script = f"bash -c {quote(script)} || exit $?\n{container.set_up}"
     return _with_variables(script, definition.variables | (secrets or {}), container)
 
 
 def maintenance_of(definition: Definition, container: Container) -> str:
-    """Return what bash runs at each start; empty for nothing."""
+    """Return the bash script for each start; empty for none."""
     script = definition.maintenance_script
     if container.each_start:
         own = f"bash -c {quote(script)} || exit $?\n" if script else ""
@@ -36,7 +36,7 @@ def maintenance_of(definition: Definition, container: Container) -> str:
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without secrets, nor longer lines of one, such as a key that was shown in parts."""
+    """Redact secrets in a text, and long lines of them, such as a key that was printed in parts."""
     for value in secrets:
         lines = [line for line in value.splitlines() if len(line) >= _LONG_LINE]
         for one in (value, value.strip(), *lines):
@@ -50,7 +50,7 @@ def _with_variables(script: str, variables: dict[str, str], container: Container
 
 
 def after_setup(container: Container, folder: str) -> str:
-    """Return what notes that the set-up was done, and has the agent's shells have the variables."""
+    """Return the script that marks the set-up as done, and exports the variables in the agent's shells."""
     done = "if [ -d .git ]; then : >.git/agentsvc-setup-done; fi"
     if not container.exports:
         return done

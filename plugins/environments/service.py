@@ -1,4 +1,4 @@
-"""Environments as their owners see them, and as starts of conversations do."""
+"""Operations of users on environments, and the selection of one for a start."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ from .table import EnvironmentTable
 
 
 class EnvironmentService:
-    """Keeps environments; `wake` has what is to be prepared be looked for."""
+    """Manages environments; `wake` starts the waiting preparations."""
 
     def __init__(
         self, server: Server, config: EnvironmentsConfig, wake: Callable[[], None]
@@ -54,8 +54,8 @@ class EnvironmentService:
     async def create(self, user_id: str, definition: Definition, *, is_admin: bool) -> Environment:
         """Store an environment, which is prepared in the background.
 
-        Raises InvalidRequest, NotFound, NotAllowed and Conflict for one that cannot be prepared,
-        and QuotaExceeded where the user has as many as may be.
+        Raises InvalidRequest, NotFound, NotAllowed and Conflict if it cannot be prepared,
+        and QuotaExceeded if the user has too many.
         """
         self._check(definition, is_admin=is_admin)
         made = Environment(
@@ -80,7 +80,7 @@ class EnvironmentService:
     async def update(
         self, user_id: str, environment_id: str, changes: dict[str, object], *, is_admin: bool
     ) -> Environment:
-        """Change what was sent, and prepare it anew; raises as `create`."""
+        """Change some fields of an environment and prepare it again; raises as `create`."""
 
         async def body(tx: Transaction) -> Environment:
             found = await self.get_own(user_id, environment_id, tx)
@@ -91,7 +91,7 @@ class EnvironmentService:
         return await self._db.write(body)
 
     async def prepare(self, user_id: str, environment_id: str) -> Environment:
-        """Prepare an environment anew; raises NotFound."""
+        """Prepare an environment again; raises NotFound."""
 
         async def body(tx: Transaction) -> Environment:
             return await self._begin(tx, await self.get_own(user_id, environment_id, tx))
@@ -99,7 +99,7 @@ class EnvironmentService:
         return await self._db.write(body)
 
     async def delete(self, user_id: str, environment_id: str) -> None:
-        """Delete an environment; its files go soon, conversations that began with them stay."""
+        """Delete an environment; its files are removed later, and conversations that started with them stay."""
 
         async def body(tx: Transaction) -> None:
             found = await self.get_own(user_id, environment_id, tx)
@@ -110,18 +110,18 @@ class EnvironmentService:
 
         await self._db.write(body)
 
-    # As a source of environments
+    # Source of environments for starts
 
     async def get(self, user_id: str, order: StartOrder) -> Prepared:
-        """Return the one that is named: the user's own, or a shared one.
+        """Return the environment that a start names: the user's own, or a shared one.
 
-        Raises NotFound, and BadRequest for an order that is not for its repository.
+        Raises NotFound, and BadRequest for an order with another repository.
         """
         found = await EnvironmentTable.find(self._db, order.environment_id or "")
         if found is None or not (found.user_id == user_id or found.definition.shared):
             raise NotFound("Environment not found")
         if found.user_id != user_id and found.made_from is not None and found.made_from.secrets:
-            # It has become one without secrets since; its files have not, so far.
+            # The definition has no secrets any more, but the layer was prepared with secrets.
             found = msgspec.structs.replace(found, layer_id="")
         made_from = found.made_from or found.definition
         repository = made_from.repository
@@ -134,7 +134,7 @@ class EnvironmentService:
     async def find_for(
         self, reader: Queryable, user_id: str, order: StartOrder, spec: Spec
     ) -> Prepared | None:
-        """Return the user's own one of the repository, prepared with the same sandbox spec."""
+        """Return the user's environment for the repository and the sandbox spec, if prepared."""
         if order.repository is None:
             return None
         for one in await EnvironmentTable.of_user(reader, user_id):
@@ -144,12 +144,12 @@ class EnvironmentService:
         return None
 
     async def find_by_layer(self, layer_id: str) -> Prepared | None:
-        """Return the one that has a layer now, or had it before that."""
+        """Return the environment that has a layer now, or had it before that."""
         found = await EnvironmentTable.find_by_layer(self._db, layer_id)
         return _prepared(found) if found else None
 
     def renew(self, environment: Prepared) -> None:
-        """Prepare a stale one anew, in the background."""
+        """Prepare a stale environment again, in the background."""
 
         async def body(tx: Transaction) -> None:
             found = await EnvironmentTable.find(tx, environment.id)
@@ -160,7 +160,7 @@ class EnvironmentService:
         self._supervisor.spawn(name, lambda: self._db.write(body))
 
     async def _begin(self, tx: Transaction, one: Environment) -> Environment:
-        """Have an environment be prepared from the beginning; a preparing that goes on ends."""
+        """Reset an environment to be prepared again; a preparation in progress is superseded."""
         begun = msgspec.structs.replace(
             one,
             status=Status.WAITING,
@@ -186,7 +186,7 @@ class EnvironmentService:
             raise NotAllowed("Only administrators may share environments")
         if definition.shared and definition.secrets:
             raise InvalidRequest(
-                "What was prepared with secrets cannot be shared", loc=("body", "secrets")
+                "An environment with secrets cannot be shared", loc=("body", "secrets")
             )
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
         if why_not := self._sandboxes.layers.why_not_kept(spec):

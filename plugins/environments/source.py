@@ -1,4 +1,4 @@
-"""The repository of an environment, as the server has fetched it, and the `devcontainer.json` in it."""
+"""The repository of an environment, fetched by the server, and its `devcontainer.json`."""
 
 import msgspec
 
@@ -10,16 +10,16 @@ from .model import AUTO, NONE, Container
 
 
 class Source:
-    """One commit of a repository."""
+    """One fetched commit of a repository."""
 
     def __init__(self, checkout: Checkout, head: DefaultBranch) -> None:
         self.checkout = checkout
         self.head = head
 
     async def find_devcontainer(self, wanted: str) -> "DevcontainerFile | None":
-        """Return the file that is asked for as a definition does; None where that takes none.
+        """Return the `devcontainer.json` that a definition wants; None if it wants none or there is none.
 
-        Raises StartRefused for one that is not there, or is none.
+        Raises StartRefused if the named file does not exist or is invalid.
         """
         if wanted == NONE:
             return None
@@ -32,7 +32,7 @@ class Source:
         return None
 
     async def text(self, path: str, max_bytes: int) -> str:
-        """Return a file; raises StartRefused for one that is not there."""
+        """Return the text of a file; raises StartRefused if it does not exist."""
         content = await self.checkout.read(self.head.commit, path, max_bytes)
         if content is None:
             raise StartRefused(f"The repository has no file `{path}`")
@@ -45,16 +45,16 @@ class DevcontainerFile(msgspec.Struct, frozen=True):
     path: str
     says: Devcontainer
     left_out: list[str]
-    """What it asks for that is not done here."""
+    """Names of its unsupported properties."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What else decides about the image."""
+        """Other files that affect the image."""
         dockerfile = self.says.built.dockerfile
         return (beside(self.path, dockerfile),) if dockerfile else ()
 
     def to_container(self, *, has_images: bool) -> Container:
-        """Return what is done of it in a workspace; without images, the note says what is not."""
+        """Return its additions to a workspace; `note` lists what is ignored, including images if unsupported."""
         image = (
             []
             if has_images

@@ -38,7 +38,7 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE plugin_environments_environments ADD COLUMN container TEXT NOT NULL DEFAULT '{}';
     """,
-    # What is not ready may have been prepared from another definition, with secrets.
+    # An environment that is not ready may have been prepared from another definition, with secrets.
     """
     ALTER TABLE plugin_environments_environments ADD COLUMN made_from TEXT NOT NULL DEFAULT 'null';
     ALTER TABLE plugin_environments_environments
@@ -51,33 +51,33 @@ MIGRATIONS: Final = (
 
 
 class EnvironmentTable(Records[Environment], table="plugin_environments_environments"):
-    """Inserts, changes and finds environments; each method is one statement."""
+    """The SQL of environments; each method is one statement."""
 
     @classmethod
     def to_row(cls, record: Environment) -> dict[str, Any]:
-        """Return an environment as a row."""
+        """Convert an environment to a row."""
         return row_of(record, made_from=msgspec.json.encode(record.made_from).decode())
 
     @classmethod
     async def change(cls, tx: Transaction, one: Environment, *, since: str) -> bool:
-        """Store an environment if its attempt is still that one; say whether it was."""
+        """Update an environment if its attempt is still `since`; return whether it was."""
         return await cls.update(tx, one, "AND attempt = :since", since=since)
 
     @classmethod
     async def find_by_layer(cls, source: Queryable, layer_id: str) -> Environment | None:
         """Return the environment that has a layer now, or had it before."""
-        rest = "WHERE t.layer_id <> '' AND :id IN (t.layer_id, t.earlier_layer_id)"
-        return await cls.first(source, rest, id=layer_id)
+        tail = "WHERE t.layer_id <> '' AND :id IN (t.layer_id, t.earlier_layer_id)"
+        return await cls.first(source, tail, id=layer_id)
 
     @classmethod
     async def of_user(cls, source: Queryable, user_id: str) -> list[Environment]:
         """Return the environments of a user, the newest first."""
-        rest = "WHERE t.user_id = :user_id ORDER BY t.created_at DESC, t.id DESC"
-        return await cls.select(source, rest, user_id=user_id)
+        tail = "WHERE t.user_id = :user_id ORDER BY t.created_at DESC, t.id DESC"
+        return await cls.select(source, tail, user_id=user_id)
 
     @staticmethod
     async def unfinished(source: Queryable) -> list[str]:
-        """Return the ids of those that are to be prepared, or are being prepared."""
+        """Return the ids of environments that wait for preparation or are being prepared."""
         return await source.column(
             "SELECT id FROM plugin_environments_environments"
             " WHERE status IN ('waiting', 'preparing') ORDER BY id"
@@ -85,7 +85,7 @@ class EnvironmentTable(Records[Environment], table="plugin_environments_environm
 
     @staticmethod
     async def layers(source: Queryable) -> dict[str, set[str]]:
-        """Return the layers that are in use, by their backends."""
+        """Return the ids of the layers in use, by backend."""
         rows = await source.all(
             "SELECT backend, layer_id FROM plugin_environments_environments WHERE layer_id <> ''"
         )
@@ -104,7 +104,7 @@ class EnvironmentTable(Records[Environment], table="plugin_environments_environm
 
     @staticmethod
     async def total_bytes(source: Queryable, *, without: str) -> int:
-        """Return how much disk the files of all environments but one take."""
+        """Return the disk space of all environments except one, in bytes."""
         sql = """
             SELECT total(size_bytes) FROM plugin_environments_environments
             WHERE layer_id <> '' AND id <> :id

@@ -23,8 +23,8 @@ LONG_SECONDS = 3 * PATIENCE
 """Longer than `wait_for` waits: what is over before has not been ended by its time limit."""
 SHORT_SECONDS = 40
 MEBIBYTE = 1024**2
-REMEDY = "Free some space there, or have the set-up need less, and prepare it anew"
-OF_SANDBOX = f"The disk is full on which its sandbox runs. {REMEDY}"
+REMEDY = "Free some space there, or make the set-up need less, and prepare it again"
+OF_SANDBOX = f"The disk of its sandbox is full. {REMEDY}"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -63,7 +63,7 @@ async def test_a_set_up_that_fills_the_disk_fails_soon_says_so_and_leaves_nothin
     await client.save_settings()
     assert await detail_of(on_disk, client, "head -c 40M /dev/zero >big") == OF_SANDBOX
     fill = "head -c 100M /dev/zero >big"
-    ended = "The set-up script ended with exit code 1: the disk is full on which it runs"
+    ended = "The set-up script ended with exit code 1: the disk of its sandbox is full"
     assert await detail_of(on_disk, client, fill) == f"{ended}. {REMEDY}"
     assert await detail_of(on_disk, client, f"{fill} || true") == OF_SANDBOX
 

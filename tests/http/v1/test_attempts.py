@@ -182,7 +182,7 @@ async def test_attempts_outlive_the_server_and_begin_once(
             "conversation_id": made["attempts"][0]["conversation_id"],
         },
     )
-    assert (busy.status, "at work" in busy.text) == (409, True)
+    assert (busy.status, "is running" in busy.text) == (409, True)
     assert len(await titles(client)) == 3
     for one in made["attempts"]:
         assert len(await told(client, one)) == 1

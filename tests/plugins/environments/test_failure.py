@@ -14,8 +14,8 @@ else:
     explain_exit = part("environments.failure").explain_exit
 
 FULL = (
-    "The disk is full on which its sandbox runs. Free some space there, or have the set-up need"
-    " less, and prepare it anew"
+    "The disk of its sandbox is full. Free some space there, or make the set-up need"
+    " less, and prepare it again"
 )
 
 
