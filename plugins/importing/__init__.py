@@ -1,10 +1,9 @@
-"""`agentsvc import openhands`: takes over what an OpenHands server has kept on disk.
+"""The command `agentsvc import openhands`: imports the data directory of an OpenHands server.
 
-`files` reads below a directory that nobody vouches for, `v0` and `v1` find what the two
-generations of that server have written there, `v0_events` says the events of the first one in
-words of the second, `credentials` opens what that server has encrypted and `preferences` reads its
-settings. `service` stores all of it: each conversation in one transaction, nothing twice, and with a
-line for each thing that says what became of it.
+`files` reads from the directory, whose content is untrusted; `v0` and `v1` find the conversations of
+the two generations of that server, `v0_events` converts the events of the first one to those of the
+second, `credentials` decrypts secrets, and `preferences` reads settings. `service` stores the data:
+each conversation in one transaction, no item twice, and reports the result of each item.
 """
 
 from agentsvc.plugin import offers

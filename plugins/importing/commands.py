@@ -1,4 +1,4 @@
-"""`agentsvc import`: takes over what another server has kept; also while the server runs."""
+"""The command `agentsvc import`: imports the data of another server; works while the server runs."""
 
 import asyncio
 from collections import Counter
@@ -30,7 +30,7 @@ from .service import Importer
 
 @click.group("import", epilog=example("agentsvc import openhands ~/.openhands --dry-run"))
 def command() -> None:
-    """Take over what another server has kept."""
+    """Import the data of another server."""
 
 
 @command.command(
@@ -42,11 +42,11 @@ def command() -> None:
 @click.argument(
     "path", metavar="PATH", type=click.Path(path_type=Path, exists=True, file_okay=False)
 )
-@click.option("--user", metavar="NAME", help="Whose it is here; otherwise the only administrator.")
+@click.option("--user", metavar="NAME", help="Owner of the data; default: the only administrator.")
 @click.option(
-    "--of", "source_user", metavar="ID", help="Of which user there, where that server had several."
+    "--of", "source_user", metavar="ID", help="User of the other server, if it had several."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be taken over, and store nothing.")
+@click.option("--dry-run", is_flag=True, help="Report what would be imported; store nothing.")
 @json_option
 @where_options
 def openhands(
@@ -58,12 +58,12 @@ def openhands(
     as_json: bool,
     where: ConfigOptions,
 ) -> None:
-    """Take over conversations, settings and secrets of an OpenHands server.
+    """Import conversations, settings and secrets of an OpenHands server.
 
-    PATH is its data directory, such as ~/.openhands. Conversations of both of its generations come
-    with their events, titles, times and costs; what was in sandboxes does not. Nothing in PATH is
-    changed. What is here already stays as it is, so that the command can be called again, also after
-    it was broken off. The exit code is 1 if anything was skipped.
+    PATH is its data directory, such as ~/.openhands. Conversations of both of its generations are imported
+    with their events, titles, times and costs, but without the files of their sandboxes. Nothing in PATH is
+    changed. Existing data stays as it is, so that the command can be repeated, also after an
+    interruption. The exit code is 1 if anything was skipped.
     """
     data_directory = where.data_directory()
 
@@ -115,9 +115,9 @@ def _table(items: list[Item]) -> list[str]:
 
 def _sum_up(items: list[Item], *, is_dry: bool) -> None:
     counts = Counter(item.outcome for item in items)
-    said = "would be imported" if is_dry else "imported"
+    result = "would be imported" if is_dry else "imported"
     click.echo(
-        f"{counts[ImportResult.IMPORTED]} {said}, {counts[ImportResult.PRESENT]} are here already,"
+        f"{counts[ImportResult.IMPORTED]} {result}, {counts[ImportResult.PRESENT]} are here already,"
         f" {counts[ImportResult.SKIPPED]} skipped",
         err=True,
     )

@@ -1,7 +1,7 @@
-"""Opens what an OpenHands server has encrypted, with the keys it has kept beside it.
+"""Decrypts values of an OpenHands server with the keys in its data directory.
 
-It writes values as JWE (direct, AES-256-GCM, the key is the SHA-256 of a secret), and has written
-Fernet before; most of its files hold their values plainly.
+It encrypts values as JWE (direct, AES-256-GCM, the key is the SHA-256 of a secret), and formerly as
+Fernet; most of its files contain plain values.
 """
 
 import base64
@@ -44,19 +44,19 @@ _payload: Final = msgspec.json.Decoder(_Payload)
 
 
 class SecretOpener:
-    """The secrets with which values were encrypted."""
+    """Decrypts values with a set of secrets."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._keys = [hashlib.sha256(secret.encode()).digest() for secret in secrets]
 
     @classmethod
     def of(cls, tree: Tree) -> "SecretOpener":
-        """Return what opens the values of a server; a file of keys that is broken has none."""
+        """Read the secrets of a server; an invalid key file counts as empty."""
         listed = _read(tree, ".keys", lambda data: [one.key for one in _keys.decode(data)])
         return cls([*listed, *_read(tree, ".jwt_secret", lambda data: [data.decode().strip()])])
 
     def open(self, text: str) -> str:
-        """Return a value as it was; raises Unreadable where it is hidden, or no key opens it."""
+        """Decrypt a value, or return a plain one; raises Unreadable if it is masked, or no key fits."""
         if _STARS.fullmatch(text):
             raise Unreadable("was hidden before it was stored")
         if _JWE.fullmatch(text):
@@ -66,7 +66,7 @@ class SecretOpener:
         return text
 
     def open_all(self, value: Any, left_out: list[str], path: str = "") -> Any:
-        """Return a JSON value with each text in it opened; what cannot be is gone, and named."""
+        """Decrypt each string in a JSON value; failed ones are removed and added to `left_out`."""
         if isinstance(value, dict):
             opened = {
                 name: self.open_all(item, left_out, f"{path}.{name}" if path else name)
@@ -103,8 +103,8 @@ def _read(tree: Tree, name: str, secrets_in: Callable[[bytes], list[str]]) -> li
 def _open_jwe(text: str, key: bytes) -> str | None:
     head, _, nonce, body, tag = text.split(".")
     try:
-        said = _jwe_head.decode(_bytes(head))
-        if (said.alg, said.enc) != ("dir", "A256GCM"):
+        header = _jwe_head.decode(_bytes(head))
+        if (header.alg, header.enc) != ("dir", "A256GCM"):
             return None
         plain = AESGCM(key).decrypt(_bytes(nonce), _bytes(body) + _bytes(tag), head.encode())
         return _payload.decode(plain).v

@@ -1,7 +1,7 @@
 """Reads files below a directory whose content is untrusted.
 
-No link is followed, in no part of a path; what is no regular file is not read, and of none more is
-read than was asked for.
+Symbolic links are not followed in any part of a path, only regular files are read, and never more
+bytes than allowed.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from agentsvc.base import is_no_room
 from .model import Unreadable
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe would keep whoever opens it waiting.
+# Without O_NONBLOCK, opening a pipe would block.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE: Final = 1024 * 1024
 _IRREGULAR: Final = "is a link or no regular file"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a directory: its name, whether it is a directory, its size and when it was written."""
+    """An entry of a directory: its name, type, size and time of modification."""
 
     name: str
     is_directory: bool
@@ -41,9 +41,9 @@ class Tree:
         self._root = root
 
     def entries(self, path: str = "") -> list[Entry]:
-        """Return the directories and regular files in a directory by name; nothing of what is none.
+        """Return the directories and regular files in a directory, sorted by name; none if it is missing.
 
-        Links and special files are left out. Raises Unreadable where it cannot be listed.
+        Links and special files are left out. Raises Unreadable if it cannot be listed.
         """
         try:
             with self._opened(path, _DIRECTORY) as descriptor, os.scandir(descriptor) as found:
@@ -55,12 +55,12 @@ class Tree:
         return sorted((one for one in listed if one is not None), key=lambda one: one.name)
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
-        """Return the content of a file; raises Unreadable, also for one that is larger."""
+        """Return the content of a file; raises Unreadable, also if it is larger than allowed."""
         with self._file(path) as descriptor:
             return b"".join(_pieces(descriptor, max_bytes))
 
     def find(self, path: str, *, max_bytes: int) -> bytes | None:
-        """Return the content of a file, or None if there is nothing; raises as `read`."""
+        """Return the content of a file, or None if it does not exist; raises as `read`."""
         try:
             return self.read(path, max_bytes=max_bytes)
         except Unreadable as exc:
@@ -69,7 +69,7 @@ class Tree:
             raise
 
     def copy(self, path: str, to: Path, *, max_bytes: int) -> None:
-        """Write what a file has to another one; raises as `read`, and OSError where there is no room."""
+        """Copy a file to another place; raises as `read`, and OSError if the disk is full."""
         with self._file(path) as descriptor, to.open("wb") as copy:
             for part in _pieces(descriptor, max_bytes):
                 copy.write(part)
@@ -83,7 +83,7 @@ class Tree:
                 yield descriptor
         except OSError as exc:
             if is_no_room(exc):
-                # It is no fault of the file: without it, others are taken over for good.
+                # Not a fault of the file: the import must stop instead of skipping it.
                 raise
             raise Unreadable(_why(exc)) from exc
 

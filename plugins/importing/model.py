@@ -1,4 +1,4 @@
-"""Records of an import: what was found and what became of it. Pure."""
+"""Records of an import: the items found and their results. Pure."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -9,16 +9,16 @@ from agentsvc.extension.history import ExecutionStatus, Generation, Metrics, Pro
 
 
 class ImportResult(StrEnum):
-    """What became of one thing."""
+    """The result of one item."""
 
     IMPORTED = "imported"
     PRESENT = "present"
-    """It is here already."""
+    """It exists already."""
     SKIPPED = "skipped"
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the report: one thing, what became of it, and what is to be said about that."""
+    """A line of the report: one item, its result, and notes."""
 
     kind: str
     name: str
@@ -29,7 +29,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreadable(Exception):
-    """Something cannot be taken over; the text says why, for people."""
+    """An item cannot be imported; the text is the reason, for users."""
 
 
 class ImportedConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +37,11 @@ class ImportedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: Generation
     directory: str
-    """Where its events are, below the directory that is imported."""
+    """Path of its events, below the imported directory."""
     source_id: str
-    """What it is called there."""
+    """Its id at the other server."""
     id: str
-    """What it is called here: 32 hex digits."""
+    """Its id at this server: 32 hex digits."""
     title: str | None = None
     selected_repository: str | None = None
     selected_branch: str | None = None
@@ -62,16 +62,16 @@ class ImportedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alias(self) -> str | None:
-        """The name it had there, where that is no UUID."""
+        """Its former id, if that is not a UUID."""
         return None if self.source_id.replace("-", "").lower() == self.id else self.source_id
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a conversation as they are stored here, oldest first."""
+    """The converted events of a conversation, oldest first."""
 
     bodies: list[bytes]
     count: int
-    """How many events these were there."""
+    """Number of the original events."""
     notes: tuple[str, ...] = ()
     first_at: datetime | None = None
     last_at: datetime | None = None

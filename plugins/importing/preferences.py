@@ -1,7 +1,8 @@
 """Settings and secrets of an OpenHands server, field by field, as changes to a user's own.
 
-Both generations keep them in `settings.json` and `secrets.json`: flat at first, later with the
-objects `agent_settings`, `conversation_settings` and `llm_profiles`. What a user has set here stays.
+Both generations store them in `settings.json` and `secrets.json`: flat at first, later with the
+objects `agent_settings`, `conversation_settings` and `llm_profiles`. Settings of the user here take
+precedence.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +38,7 @@ _DIFFS: Final = {
     "agent_settings": "agent_settings_diff",
     "conversation_settings": "conversation_settings_diff",
 }
-_SILENT: Final = frozenset(
+_IGNORED: Final = frozenset(
     {
         "schema_version",
         "secrets_store",
@@ -48,16 +49,16 @@ _SILENT: Final = frozenset(
         "active_agent_profile_revision",
     }
 )
-"""What is no setting of its own, or is of no use here."""
+"""Fields that are ignored without a note: no settings, or of no use here."""
 _DEFAULTS: Final = Settings()
 
 type Change = Callable[[Settings], Settings]
 type Named = tuple[str, Change]
-"""One change, and the field it comes from."""
+"""A change, with the name of its field."""
 
 
 class NamedSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """One secret: what it is called, and the change that stores it."""
+    """A secret: its kind and name, and the change that stores it."""
 
     kind: str
     name: str
@@ -65,9 +66,9 @@ class NamedSecret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_settings(tree: Tree, opener: SecretOpener) -> tuple[list[Named], list[str]] | None:
-    """Return the changes that the settings there ask for, and what is left out; None without any.
+    """Return the changes by the other server's settings, and notes; None without settings.
 
-    Raises Unreadable where the file cannot be read.
+    Raises Unreadable if the file cannot be read.
     """
     record = _read(tree, SETTINGS)
     if record is None:
@@ -84,7 +85,7 @@ def read_settings(tree: Tree, opener: SecretOpener) -> tuple[list[Named], list[s
 
 
 def apply_changes(old: Settings, changes: list[Named], notes: list[str]) -> Settings:
-    """Return settings with the changes to what was not set; says what was, and what does not fit."""
+    """Apply the changes to fields that have defaults; add notes about the others and invalid values."""
     settings = old
     for field, change in changes:
         try:
@@ -107,9 +108,9 @@ def apply_changes(old: Settings, changes: list[Named], notes: list[str]) -> Sett
 def read_user_secrets(
     tree: Tree, opener: SecretOpener
 ) -> tuple[list[NamedSecret], list[tuple[str, str, str]]]:
-    """Return the secrets there, and those that are left out: kind, name and reason.
+    """Return the secrets of the other server, and those left out: kind, name and reason.
 
-    Raises Unreadable where a file cannot be read.
+    Raises Unreadable if a file cannot be read.
     """
     found: list[NamedSecret] = []
     left_out: list[tuple[str, str, str]] = []
@@ -150,9 +151,9 @@ def _read(tree: Tree, name: str) -> dict[str, Any] | None:
 
 
 def _parts(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each setting under its name, with dots in it for those inside of others."""
+    """Yield each setting with its name; the names of nested ones contain dots."""
     for name, value in record.items():
-        if name in _SILENT or value is None:
+        if name in _IGNORED or value is None:
             continue
         if name in _DIFFS and isinstance(value, dict):
             yield from _nested(name, value)
@@ -162,9 +163,9 @@ def _parts(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _nested(path: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in record.items():
-        if name in _SILENT or value is None:
+        if name in _IGNORED or value is None:
             continue
-        # Tool servers are one setting, and so is whatever has no fields of its own.
+        # Other objects, such as the tool servers, are one setting each.
         if isinstance(value, dict) and name in (
             "llm",
             "condenser",

@@ -1,4 +1,4 @@
-"""Reads the fields of a conversation's record, whoever wrote it; what does not fit is left out. Pure."""
+"""Reads the fields of a conversation's untrusted record; invalid fields are left out. Pure."""
 
 import uuid
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from agentsvc.extension.history import (
 
 from .model import ImportedConversation, Unreadable
 
-_LONGEST: Final = 4096
+_MAX_TEXT: Final = 4096
 _MAX_TAGS: Final = 100
 _TOKENS: Final = (
     "prompt_tokens",
@@ -32,14 +32,14 @@ _TOKENS: Final = (
     "context_window",
     "per_turn_token",
 )
-_IDS: Final = uuid.UUID("6d0c1c4e-4f0b-5d6c-9f0e-5f7a2f1b9a41")
-"""The namespace of ids that are made of what another server called a thing."""
+_NAMESPACE: Final = uuid.UUID("6d0c1c4e-4f0b-5d6c-9f0e-5f7a2f1b9a41")
+"""Namespace of the ids derived from ids of another server."""
 
 type Fields = Mapping[str, Any]
 
 
 class Reader:
-    """The fields of one record, and what is to be said of those that were left out."""
+    """The fields of one record, and notes about those that were left out."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -54,7 +54,7 @@ class Reader:
             self._left_out(name)
             return None
         known = "".join(char if char.isprintable() else " " for char in value).strip()
-        return known[:_LONGEST] or None
+        return known[:_MAX_TEXT] or None
 
     def choice[T: StrEnum](self, name: str, kind: type[T]) -> T | None:
         """Return a member of an enumeration, or None."""
@@ -73,12 +73,12 @@ class Reader:
         return 0.0
 
     def flag(self, name: str) -> bool | None:
-        """Return a truth value, as a database may write it, or None."""
+        """Return a boolean, which a database may store as 0 or 1, or None."""
         value = self._fields.get(name)
         return bool(value) if value in (0, 1) else None
 
     def time(self, name: str) -> datetime | None:
-        """Return a moment, naive taken as UTC, or None."""
+        """Return a time, as UTC if it has no offset, or None."""
         text = self.text(name)
         moment = None if text is None else parse_time(text)
         if text is None or (moment is not None and is_storable(moment)):
@@ -87,7 +87,7 @@ class Reader:
         return None
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return a list of whole numbers, which may be written as JSON text."""
+        """Return a list of integers, which may be encoded as a JSON string."""
         value = _from_text(self._fields.get(name)) or []
         if isinstance(value, list) and all(_is_whole(one) for one in value):
             return tuple(value[:_MAX_TAGS])
@@ -95,17 +95,17 @@ class Reader:
         return ()
 
     def texts_by_name(self, name: str) -> dict[str, str]:
-        """Return a map of texts, which may be written as JSON text."""
+        """Return a map of strings, which may be encoded as a JSON string."""
         value = _from_text(self._fields.get(name)) or {}
         if isinstance(value, dict) and len(value) <= _MAX_TAGS:
             return {
-                key[:_LONGEST]: text[:_LONGEST] for key, text in value.items() if _is_text(text)
+                key[:_MAX_TEXT]: text[:_MAX_TEXT] for key, text in value.items() if _is_text(text)
             }
         self._left_out(name)
         return {}
 
     def metrics(self, model: str | None) -> Metrics | None:
-        """Return what the conversation has cost, or None where nothing is said."""
+        """Return the metrics of the conversation, or None if all are zero."""
         cost = self.number("accumulated_cost")
         used = {name: int(self.number(name)) for name in _TOKENS}
         if not cost and not any(used.values()):
@@ -118,7 +118,7 @@ class Reader:
         )
 
     def repository(self, provider: Provider | None) -> tuple[str | None, str | None]:
-        """Return a repository and a branch of it, None for what could not be cloned."""
+        """Return a repository and a branch of it, None for invalid names."""
         repository, branch = self.text("selected_repository"), self.text("selected_branch")
         try:
             if repository is not None and "://" not in repository:
@@ -137,7 +137,7 @@ class Reader:
     def conversation(
         self, generation: Generation, source_id: str, directory: str
     ) -> ImportedConversation:
-        """Return what is said of a conversation in both generations."""
+        """Return the fields that a conversation has in both generations."""
         model, provider = self.text("llm_model"), self.choice("git_provider", Provider)
         repository, branch = self.repository(provider)
         return ImportedConversation(
@@ -171,7 +171,7 @@ def decode_object(data: bytes) -> dict[str, Any]:
 
 
 def compact(data: bytes) -> bytes:
-    """Return JSON without the room between its parts; raises Unreadable where it is nested too deeply."""
+    """Remove whitespace from JSON; raises Unreadable if it is nested too deeply."""
     try:
         return msgspec.json.format(data, indent=-1)
     except RecursionError as exc:
@@ -179,22 +179,22 @@ def compact(data: bytes) -> bytes:
 
 
 def id_of(source_id: str) -> str:
-    """Return the id that something has here: its own if that is a UUID."""
-    return parse_uuid(source_id) or uuid.uuid5(_IDS, source_id).hex
+    """Return the id here of an item: its own if that is a UUID, otherwise derived from it."""
+    return parse_uuid(source_id) or uuid.uuid5(_NAMESPACE, source_id).hex
 
 
 def id_within(conversation_id: str, name: str) -> str:
-    """Return the id of a part of a conversation, the same each time; dashed."""
+    """Return a deterministic id, with dashes, for a part of a conversation."""
     return str(uuid.uuid5(uuid.UUID(conversation_id), name))
 
 
 def is_storable(moment: datetime) -> bool:
-    """Whether a moment is one that a conversation can have."""
+    """Return whether a time is in the range allowed for conversations."""
     return datetime(2000, 1, 1, tzinfo=UTC) <= moment <= datetime(9000, 1, 1, tzinfo=UTC)
 
 
 def shown(names: Iterable[str], *, most: int = 3) -> str:
-    """Return some names as one text, with how many more there are."""
+    """Join the first names, with the number of the others."""
     listed = list(names)
     rest = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""Stores what another server has kept as a user's own: each conversation in one transaction."""
+"""Stores the data of another server for a user: each conversation in one transaction."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,10 +29,10 @@ _CONVERSATION: Final = "conversation"
 
 
 class Importer:
-    """Takes over what is below a directory, and tells of each thing what became of it.
+    """Imports a data directory, and reports the result of each item.
 
-    It becomes that of a user here; where users were kept apart there, it is of `source_user`. In a dry run
-    nothing is stored.
+    The data becomes that of the user `user_id`; if the other server separated users, it is read from
+    `source_user`. In a dry run nothing is stored.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Importer:
         self._conversations = Conversations(db, vault)
 
     async def run(self) -> AsyncIterator[Item]:
-        """Do it, and yield a line for each thing as soon as it is stored."""
+        """Run the import, and yield the result of each item as soon as it is stored."""
         opener = await asyncio.to_thread(SecretOpener.of, self._tree)
         if (settings := await self._settings(opener)) is not None:
             yield settings
@@ -64,7 +64,7 @@ class Importer:
             yield await self._import(found)
 
     async def other_users(self) -> list[str]:
-        """Return the users there of whom nothing is taken over."""
+        """Return the users of the other server whose data is not imported."""
         known = await asyncio.to_thread(lambda: {*v0_users(self._tree), *v1_users(self._tree)})
         return sorted(known - {self._source_user})
 
@@ -84,7 +84,7 @@ class Importer:
         new = apply_changes(old, changes, notes)
         if new != old and not self._is_dry:
             try:
-                # It may have been changed since.
+                # The settings may have changed since they were read.
                 await store.change(
                     user_id, lambda now_: apply_changes(now_ or Settings(), changes, [])
                 )

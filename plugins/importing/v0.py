@@ -1,6 +1,6 @@
-"""Conversations as the first generation keeps them: a directory each, with a file for each event.
+"""Conversations of the first generation: a directory each, with a file for each event.
 
-Such a directory is `sessions/ID`, or `users/USER/conversations/ID`. In it are `metadata.json` and
+The directory is `sessions/ID`, or `users/USER/conversations/ID`. It contains `metadata.json` and
 `events/NUMBER.json`, numbered from 0.
 """
 
@@ -25,7 +25,7 @@ _EVENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})\.json")
 _SOURCE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MAX_MISSING: Final = 1000
 _MAX_CONVERTED_BYTES: Final = 3 * MAX_HISTORY_BYTES
-"""An event becomes itself, what stands for it, and the call that a model made of it."""
+"""An event may be stored three times: as the original, as its twin, and as the arguments of a tool call."""
 _KINDS: Final[Mapping[str, type]] = {
     "timestamp": str,
     "source": str,
@@ -35,7 +35,7 @@ _KINDS: Final[Mapping[str, type]] = {
 
 
 def find_v0(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
-    """Yield each conversation of a user, or the name of a directory and why it is none."""
+    """Yield each conversation of a user, or the name of a directory and why it is not one."""
     parent = "sessions" if user is None else f"users/{user}/conversations"
     for entry in tree.entries(parent):
         if not entry.is_directory:
@@ -47,12 +47,12 @@ def find_v0(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tup
 
 
 def v0_users(tree: Tree) -> list[str]:
-    """Return the users that have conversations of their own there."""
+    """Return the users with their own conversations at the other server."""
     return [entry.name for entry in tree.entries("users") if entry.is_directory]
 
 
 def read_v0(tree: Tree, found: ImportedConversation) -> History:
-    """Return the events of a conversation; raises Unreadable where they are more than fits."""
+    """Return the events of a conversation; raises Unreadable if they are too large."""
     files = _numbered(tree.entries(f"{found.directory}/events"))
     last = len(files) * 2 + _MAX_MISSING
     converter = Converter(found.id, max_bytes=_MAX_CONVERTED_BYTES)

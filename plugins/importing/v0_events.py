@@ -1,8 +1,8 @@
-"""Events of the first generation in words of the second, so that both of its readers have them.
+"""Converts events of the first generation to those of the second, for clients of both.
 
-Each event becomes a change of the state `imported_event` that holds it as it was, and behind that,
-where the second generation has something like it, a twin: that is what its clients show and what an
-agent goes on with. The first generation is told the event itself, and not the twin. Pure.
+Each event becomes a state update `imported_event` that contains the original, followed, if the second
+generation has an equivalent, by a twin: its clients display the twin, and an agent continues from
+it. Clients of the first generation get the original and not the twin. Pure.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,9 +40,9 @@ _STATUSES: Final = {
     "awaiting_user_confirmation": "waiting_for_confirmation",
     "user_confirmed": "running",
 }
-_NOT_SEEN: Final = frozenset({"null", "change_agent_state", "agent_state_changed"})
-"""Events that no agent of the first generation sees."""
-_SEEN: Final = frozenset(
+_INVISIBLE: Final = frozenset({"null", "change_agent_state", "agent_state_changed"})
+"""Events that agents of the first generation do not see."""
+_VISIBLE: Final = frozenset(
     {
         "SystemPromptEvent",
         "MessageEvent",
@@ -52,14 +52,14 @@ _SEEN: Final = frozenset(
         "AgentErrorEvent",
     }
 )
-"""Events that an agent of the second one sees."""
+"""Events that agents of the second generation see."""
 _RISKS: Final = {0: "LOW", 1: "MEDIUM", 2: "HIGH"}
 
 type Twin = dict[str, Any] | None
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A use of a tool: which event tells of it, and how it was asked for."""
+class _KnownCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call: the id of its event, and the call."""
 
     event_id: str
     use: ToolCall
@@ -67,9 +67,9 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converter:
-    """The fold over the events of one conversation; give it each of them once, in their order.
+    """Converts the events of one conversation; add each of them once, in order.
 
-    Raises Unreadable where they become more bytes than that: small ones may repeat what large ones say.
+    Raises Unreadable if the result exceeds `max_bytes`: small events may repeat the content of large ones.
     """
 
     def __init__(self, conversation_id: str, *, max_bytes: int) -> None:
@@ -79,13 +79,13 @@ class Converter:
         self._conversation_id = conversation_id
         self._bytes_left = max_bytes
         self._next_number = 0
-        self._asked: dict[int, _Asked] = {}
-        self._by_call: dict[str, _Asked] = {}
+        self._calls: dict[int, _KnownCall] = {}
+        self._by_call: dict[str, _KnownCall] = {}
         self._seen: list[tuple[int, bool]] = []
         self._time = ""
 
     def add(self, number: int, event: Fields, original: msgspec.Raw) -> None:
-        """Take one event; numbers that are missing before it are taken by events that say nothing."""
+        """Convert one event; missing numbers before it are filled with empty events."""
         self._set_time(event)
         while self._next_number < number:
             nothing = {
@@ -100,8 +100,8 @@ class Converter:
         is_action = isinstance(event.get("action"), str)
         twin = self._action(number, event) if is_action else self._observation(number, event)
         name = string_of(event, "action") or string_of(event, "observation")
-        if name not in _NOT_SEEN:
-            self._seen.append((number, twin is not None and twin["kind"] in _SEEN))
+        if name not in _INVISIBLE:
+            self._seen.append((number, twin is not None and twin["kind"] in _VISIBLE))
         self._store(number, original, twin)
 
     def _store(self, number: int, original: msgspec.Raw, twin: Twin) -> None:
@@ -137,12 +137,12 @@ class Converter:
         elif not self._time:
             self._time = to_stored(now()).removesuffix("Z")
 
-    # What somebody does
+    # Actions
 
     def _action(self, number: int, event: Fields) -> Twin:
         name, args = string_of(event, "action"), member(event, "args")
-        if (say := _SAYINGS.get(name)) is not None:
-            return say(event, args)
+        if (convert := _CONVERTERS.get(name)) is not None:
+            return convert(event, args)
         if name == "condensation":
             return self._condense(args)
         use = use_of(name, args)
@@ -152,13 +152,13 @@ class Converter:
         call_id = _call_id(event) or f"imported-{number}"
         earlier = self._by_call.get(call_id)
         if earlier is not None:
-            # It was told again once the user had allowed it.
-            self._asked[number] = earlier
+            # The event is repeated after the user has confirmed the action.
+            self._calls[number] = earlier
             return None
-        asked = _Asked(
+        call = _KnownCall(
             event_id=id_within(self._conversation_id, f"twin {number}"), use=use, call_id=call_id
         )
-        self._asked[number] = self._by_call[call_id] = asked
+        self._calls[number] = self._by_call[call_id] = call
         arguments = {key: value for key, value in use.action.items() if key != "kind"}
         thought = string_of(args, "thought")
         risk = args.get("security_risk")
@@ -175,7 +175,7 @@ class Converter:
                 "arguments": msgspec.json.encode(arguments).decode(),
                 "origin": "completion",
             },
-            "llm_response_id": asked.event_id,
+            "llm_response_id": call.event_id,
             "security_risk": _RISKS.get(risk, "UNKNOWN") if isinstance(risk, int) else "UNKNOWN",
             "kind": "ActionEvent",
         }
@@ -196,13 +196,13 @@ class Converter:
                 id_within(self._conversation_id, f"twin {number}") for number in sorted(numbers)
             ],
             "summary": string_of(args, "summary") or None,
-            # It counts what the agent sees, which are fewer events here.
+            # The offset counts events that the agent sees, which are fewer here.
             "summary_offset": sum(left[: max(offset, 0)]) if type(offset) is int else None,
             "llm_response_id": f"imported-{self._next_number}",
             "kind": "Condensation",
         }
 
-    # What comes of it
+    # Observations
 
     def _observation(self, number: int, event: Fields) -> Twin:
         name = string_of(event, "observation")
@@ -211,18 +211,18 @@ class Converter:
         if name == "agent_state_changed":
             return _state(extras)
         cause = event.get("cause")
-        asked = self._asked.get(cause) if isinstance(cause, int) else None
-        if asked is None:
-            return _unasked(name, content)
-        self._by_call.pop(asked.call_id, None)
-        answer = {"tool_name": asked.use.tool, "tool_call_id": asked.call_id}
+        call = self._calls.get(cause) if isinstance(cause, int) else None
+        if call is None:
+            return _without_action(name, content)
+        self._by_call.pop(call.call_id, None)
+        result = {"tool_name": call.use.tool, "tool_call_id": call.call_id}
         if name == "error":
-            return {**answer, "error": content, "kind": "AgentErrorEvent"}
-        answer["action_id"] = asked.event_id
+            return {**result, "error": content, "kind": "AgentErrorEvent"}
+        result["action_id"] = call.event_id
         if name == "user_rejected":
-            return {**answer, "rejection_reason": content, "kind": "UserRejectObservation"}
-        built = observation_of(asked.use, content, extras, event)
-        return {**answer, "observation": built, "kind": "ObservationEvent"}
+            return {**result, "rejection_reason": content, "kind": "UserRejectObservation"}
+        built = observation_of(call.use, content, extras, event)
+        return {**result, "observation": built, "kind": "ObservationEvent"}
 
 
 def _message(event: Fields, args: Fields) -> Twin:
@@ -231,10 +231,10 @@ def _message(event: Fields, args: Fields) -> Twin:
     content: list[dict[str, Any]] = [text_part(string_of(args, "content"))]
     if images:
         content.append({"type": "image", "cache_prompt": False, "image_urls": images})
-    return _said("agent" if is_agent else "user", content)
+    return _message_event("agent" if is_agent else "user", content)
 
 
-def _said(source: str, content: list[dict[str, Any]]) -> Twin:
+def _message_event(source: str, content: list[dict[str, Any]]) -> Twin:
     role = "assistant" if source == "agent" else "user"
     return {
         "source": source,
@@ -253,12 +253,12 @@ def _system(_event: Fields, args: Fields) -> Twin:
     }
 
 
-def _wish(_event: Fields, args: Fields) -> Twin:
+def _state_request(_event: Fields, args: Fields) -> Twin:
     kind = {"paused": "PauseEvent", "stopped": "InterruptEvent"}.get(string_of(args, "agent_state"))
     return {"source": "user", "kind": kind} if kind else None
 
 
-def _ask_to_shorten(_event: Fields, _args: Fields) -> Twin:
+def _condensation_request(_event: Fields, _args: Fields) -> Twin:
     return {"source": "environment", "kind": "CondensationRequest"}
 
 
@@ -269,13 +269,13 @@ def _state(extras: Fields) -> Twin:
     return {"key": "execution_status", "value": status, "kind": "ConversationStateUpdateEvent"}
 
 
-def _unasked(name: str, content: str) -> Twin:
-    """Return what stands for an observation of which nobody knows what it answers."""
+def _without_action(name: str, content: str) -> Twin:
+    """Return the twin of an observation without a known action."""
     if name == "error":
         return {"code": "ImportedError", "detail": content, "kind": "ConversationErrorEvent"}
     if name not in ANSWERED or not content:
         return None
-    return _said("environment", [text_part(content)])
+    return _message_event("environment", [text_part(content)])
 
 
 def _call_id(event: Fields) -> str:
@@ -283,9 +283,9 @@ def _call_id(event: Fields) -> str:
     return text if text.isprintable() and len(text) <= 200 else ""  # noqa: PLR2004
 
 
-_SAYINGS: Final[Mapping[str, Callable[[Fields, Fields], Twin]]] = {
+_CONVERTERS: Final[Mapping[str, Callable[[Fields, Fields], Twin]]] = {
     "message": _message,
     "system": _system,
-    "change_agent_state": _wish,
-    "condensation_request": _ask_to_shorten,
+    "change_agent_state": _state_request,
+    "condensation_request": _condensation_request,
 }

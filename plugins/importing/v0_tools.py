@@ -1,6 +1,6 @@
-"""Converts V0 tool uses to those of today's tools. Pure.
+"""Converts V0 tool calls to those of current tools. Pure.
 
-Tools that there are no more are told of as those of a tool server, with what they were given.
+Calls of tools that no longer exist become calls of a tool server, with their arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +15,9 @@ type Fields = Mapping[str, Any]
 ANSWERED: Final = frozenset(
     {"read", "edit", "write", "run", "run_ipython", "browse", "delegate", "mcp", "message", "chat"}
 )
-"""Observations that say something, also without what they answer."""
+"""Observations with a meaning even without their action."""
 
-_NOT_DONE: Final = frozenset(
+_NO_TOOL: Final = frozenset(
     {"null", "recall", "start", "pause", "resume", "stop", "loop_recovery", "push", "send_pr"}
 )
 _EDITS: Final = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
@@ -26,28 +26,28 @@ _MAX_TASKS: Final = 1000
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool, and what it was told."""
+    """A tool, and the action that it was called with."""
 
     tool: str
     action: dict[str, Any]
 
 
 def use_of(name: str, args: Fields) -> ToolCall | None:
-    """Return an action as the use of a tool, or None for one that uses none."""
-    if name in _NOT_DONE:
+    """Convert an action to a tool call, or None if it is not one."""
+    if name in _NO_TOOL:
         return None
     build = TOOLS.get(name)
-    return _other(name, args) if build is None else build(args)
+    return _unknown_tool(name, args) if build is None else build(args)
 
 
 def observation_of(use: ToolCall, content: str, extras: Fields, event: Fields) -> dict[str, Any]:
-    """Return what came of a use."""
+    """Convert the observation of a tool call."""
     kind = use.action["kind"]
     match kind:
         case "TerminalAction":
-            more = _ran(use, extras, event)
+            more = _terminal_fields(use, extras, event)
         case "FileEditorAction":
-            more = _edited(use, extras)
+            more = _editor_fields(use, extras)
         case "TaskTrackerAction":
             more = {name: use.action[name] for name in ("command", "task_list")}
         case "MCPToolAction":
@@ -59,18 +59,18 @@ def observation_of(use: ToolCall, content: str, extras: Fields, event: Fields) -
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a text as a part of a message."""
+    """Return the part of a message for a text."""
     return {"type": "text", "text": text, "cache_prompt": False}
 
 
 def string_of(fields: Fields, name: str) -> str:
-    """Return a member that should be a text, or an empty text if it is none."""
+    """Return a string member, or an empty string if it is missing or of another type."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 
 
 def list_of(fields: Fields, name: str) -> list[Any]:
-    """Return a member that should be a list, or an empty one."""
+    """Return a list member, or an empty list if it is missing or of another type."""
     value = fields.get(name)
     return value if isinstance(value, list) else []
 
@@ -104,7 +104,7 @@ def _write(args: Fields) -> ToolCall:
 def _edit(args: Fields) -> ToolCall:
     command = string_of(args, "command")
     if command not in _EDITS:
-        return _other("edit", args)
+        return _unknown_tool("edit", args)
     line = args.get("insert_line")
     texts = {name: args.get(name) for name in ("file_text", "old_str", "new_str")}
     return _file(
@@ -154,14 +154,14 @@ def _tool_name(args: Fields) -> str:
     return name if name.isprintable() and 0 < len(name) <= 100 else "mcp"  # noqa: PLR2004
 
 
-def _other(name: str, args: Fields) -> ToolCall:
+def _unknown_tool(name: str, args: Fields) -> ToolCall:
     tool = name if name.isidentifier() and len(name) <= 100 else "tool"  # noqa: PLR2004
     left = ("thought", "confirmation_state", "security_risk")
     data = {key: value for key, value in args.items() if key not in left}
     return ToolCall(tool=tool, action={"data": data, "kind": "MCPToolAction"})
 
 
-def _ran(use: ToolCall, extras: Fields, event: Fields) -> dict[str, Any]:
+def _terminal_fields(use: ToolCall, extras: Fields, event: Fields) -> dict[str, Any]:
     code = member(extras, "metadata").get("exit_code")
     return {
         "command": string_of(extras, "command") or use.action["command"],
@@ -171,7 +171,7 @@ def _ran(use: ToolCall, extras: Fields, event: Fields) -> dict[str, Any]:
     }
 
 
-def _edited(use: ToolCall, extras: Fields) -> dict[str, Any]:
+def _editor_fields(use: ToolCall, extras: Fields) -> dict[str, Any]:
     texts = {name: extras.get(name) for name in ("old_content", "new_content")}
     return {
         "command": use.action["command"],

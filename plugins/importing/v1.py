@@ -1,7 +1,7 @@
-"""Conversations as the second generation keeps them: rows of a database, and a file for each event.
+"""Conversations of the second generation: rows of a database, and a file for each event.
 
 The database is `openhands.db`. Events are in `v1_conversations/ID`, or `USER/v1_conversations/ID`,
-with ids plain or dashed; what their files are called has changed between releases.
+with ids with or without dashes; the names of their files have changed between releases.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ EVENTS: Final = "v1_conversations"
 
 _MAX_DATABASE_BYTES: Final = 8 * 1024 * 1024 * 1024
 _MAX_CONVERSATIONS: Final = 100_000
-_BESIDE: Final = ("", "-journal", "-wal")
+_SUFFIXES: Final = ("", "-journal", "-wal")
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ _object: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def find_v1(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
-    """Yield each conversation of a user, parents first, or the name of one and why it is none."""
+    """Yield each conversation of a user, parents first, or the name of a file and its problem."""
     parent = EVENTS if user is None else f"{user}/{EVENTS}"
     directories = {
         known: f"{parent}/{entry.name}"
@@ -61,12 +61,12 @@ def find_v1(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tup
 
 
 def v1_users(tree: Tree) -> list[str]:
-    """Return the users that have conversations of their own there."""
+    """Return the users with their own conversations at the other server."""
     return [entry.name for entry in tree.entries() if entry.is_directory and _is_user(tree, entry)]
 
 
 def read_v1(tree: Tree, found: ImportedConversation) -> History:
-    """Return the events of a conversation; raises Unreadable where they are more than fits."""
+    """Return the events of a conversation; raises Unreadable if they are too large."""
     listed: list[tuple[datetime, int, str, bytes]] = []
     broken: list[str] = []
     size = 0
@@ -98,7 +98,7 @@ def _is_user(tree: Tree, entry: Entry) -> bool:
     try:
         return any(one.name == EVENTS for one in tree.entries(entry.name))
     except Unreadable:
-        # What an engine has made there, such as a cache, may be another user's.
+        # The directory may be the cache of a container engine, owned by another system user.
         return False
 
 
@@ -116,7 +116,7 @@ def _read_event(tree: Tree, directory: str, entry: Entry) -> tuple[datetime, byt
 
 
 def _rows(tree: Tree) -> tuple[dict[str, Mapping[str, Any]], str]:
-    """Return the conversations that the database knows by id, and what is wrong with it."""
+    """Return the rows of the database by conversation id, and the problem with it, if any."""
     try:
         with tempfile.TemporaryDirectory(prefix="agentsvc-import-") as place:
             if not _copied(tree, Path(place)):
@@ -137,9 +137,9 @@ def _rows(tree: Tree) -> tuple[dict[str, Mapping[str, Any]], str]:
 
 
 def _copied(tree: Tree, to: Path) -> bool:
-    """Copy the database, with what a server that runs or was killed has beside it."""
+    """Copy the database with its journal files, which exist if the server runs or was killed."""
     names = {entry.name for entry in tree.entries() if not entry.is_directory}
-    for suffix in _BESIDE:
+    for suffix in _SUFFIXES:
         if DATABASE + suffix in names:
             tree.copy(DATABASE + suffix, to / (DATABASE + suffix), max_bytes=_MAX_DATABASE_BYTES)
     return DATABASE in names
@@ -163,7 +163,7 @@ def _found(conversation_id: str, directory: str, row: Mapping[str, Any]) -> Impo
 
 
 def _parents_first(found: list[ImportedConversation]) -> Iterator[ImportedConversation]:
-    """Yield the conversations so that each comes behind its parent; a ring of them is cut."""
+    """Yield each conversation after its parent; cycles are cut."""
     by_id = {one.id: one for one in found}
     seen: set[str] = set()
     for one in found:

@@ -1,8 +1,8 @@
-"""Outgoing webhooks: who wants to be told of what, and telling it, signed, in order, at least once.
+"""Outgoing webhooks: subscriptions to events and changes, delivered signed, in order, at least once.
 
-What is to be told is noted by triggers of the database, in the transaction that makes it true; the
-rows of the queue name stored events and hold no copies of them. `service` keeps subscriptions and
-shows deliveries, `delivery_worker` delivers, `routes` and `commands` are for users and operators.
+Triggers of the database enqueue deliveries in the transaction of the change; rows of the queue refer
+to stored events instead of copying them. `service` manages subscriptions and lists deliveries,
+`delivery_worker` sends them, `routes` and `commands` are the interfaces for users and operators.
 """
 
 from agentsvc.plugin import offers

@@ -1,4 +1,4 @@
-"""`agentsvc webhooks`: keeps and shows outgoing webhooks; also while the server runs."""
+"""The commands `agentsvc webhooks`: manage outgoing webhooks; they work while the server runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -35,9 +35,9 @@ _STATES: Final = click.Choice([state.value for state in DeliveryState])
     "webhooks", epilog=example("agentsvc webhooks add https://ci.example.com/hook --user ann")
 )
 def command() -> None:
-    """Have events and changes delivered to URLs, and see and repeat deliveries.
+    """Deliver events and changes to URLs, and list and replay deliveries.
 
-    A subscription belongs to a user and tells of what is theirs. A server that runs takes notice
+    A subscription belongs to a user and covers that user's data. A running server applies changes
     within seconds.
     """
 
@@ -62,12 +62,12 @@ def list_webhooks(*, as_json: bool, where: ConfigOptions) -> None:
     )
 )
 @click.argument("url", metavar="URL")
-@click.option("--user", required=True, metavar="NAME", help="Whose events and changes are told.")
-@click.option("--kind", multiple=True, metavar="KIND", help="A kind of events; otherwise all.")
-@click.option("--no-events", is_flag=True, help="Tell of no events.")
-@click.option("--change", multiple=True, type=_CHANGES, help="What changes; otherwise everything.")
-@click.option("--no-changes", is_flag=True, help="Tell of no changes.")
-@click.option("--description", default="", metavar="TEXT", help="What the webhook is for.")
+@click.option("--user", required=True, metavar="NAME", help="Owner of the events and changes.")
+@click.option("--kind", multiple=True, metavar="KIND", help="Kind of events; default: all.")
+@click.option("--no-events", is_flag=True, help="Deliver no events.")
+@click.option("--change", multiple=True, type=_CHANGES, help="Kind of changes; default: all.")
+@click.option("--no-changes", is_flag=True, help="Deliver no changes.")
+@click.option("--description", default="", metavar="TEXT", help="Purpose of the webhook.")
 @output_option
 @where_options
 def add(
@@ -82,9 +82,9 @@ def add(
     output: str | None,
     where: ConfigOptions,
 ) -> None:
-    """Deliver to URL and show the secret of its signatures; it cannot be shown again."""
+    """Deliver to URL, and show the secret that signs deliveries; it cannot be shown again."""
     if (kind and no_events) or (change and no_changes):
-        raise click.UsageError("nothing and something cannot be told at a time")
+        raise click.UsageError("--no-events excludes --kind, and --no-changes excludes --change")
     order = WebhookOrder(
         url=url,
         description=description,
@@ -108,7 +108,7 @@ def add(
 @click.argument("webhook_id", metavar="ID")
 @where_options
 def enable(webhook_id: str, where: ConfigOptions) -> None:
-    """Deliver again to the webhook with this ID, first what was left when it was disabled."""
+    """Resume deliveries to the webhook with this ID, first those pending when it was disabled."""
     _switch(webhook_id, where, is_enabled=True)
 
 
@@ -116,7 +116,7 @@ def enable(webhook_id: str, where: ConfigOptions) -> None:
 @click.argument("webhook_id", metavar="ID")
 @where_options
 def disable(webhook_id: str, where: ConfigOptions) -> None:
-    """Deliver nothing more to the webhook with this ID until it is enabled."""
+    """Stop deliveries to the webhook with this ID until it is enabled."""
     _switch(webhook_id, where, is_enabled=False)
 
 
@@ -125,14 +125,14 @@ def disable(webhook_id: str, where: ConfigOptions) -> None:
 @output_option
 @where_options
 def rotate(webhook_id: str, output: str | None, where: ConfigOptions) -> None:
-    """Replace the secret of the webhook with this ID and show the new one, which is shown once.
+    """Replace the secret of the webhook with this ID, and show the new one, which is shown once.
 
-    The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
-    take the new one.
+    For `webhooks.rotation_seconds`, deliveries are also signed with the former secret, so that the
+    receiver has time to change to the new one.
     """
     directory = where.data_directory().path
     with secret_output(output, directory, "webhook-secret") as shown:
-        changed, secret = _of_one(webhook_id, where, Webhooks.rotate)
+        changed, secret = _as_owner(webhook_id, where, Webhooks.rotate)
         until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
         what = f"webhook {webhook_id}, the former secret signs as well until {until}; the new one"
         shown.tell(what, secret.reveal())
@@ -143,14 +143,14 @@ def rotate(webhook_id: str, output: str | None, where: ConfigOptions) -> None:
 @where_options
 def remove(webhook_id: str, where: ConfigOptions) -> None:
     """Delete the webhook with an ID of `agentsvc webhooks list`, and its deliveries."""
-    _of_one(webhook_id, where, Webhooks.remove)
+    _as_owner(webhook_id, where, Webhooks.remove)
     click.echo(f"webhook {webhook_id} is removed", err=True)
 
 
 @command.command(epilog=example("agentsvc webhooks deliveries ID --state failed"))
 @click.argument("webhook_id", metavar="ID")
-@click.option("--state", type=_STATES, help="Only those in this state.")
-@click.option("--limit", default=50, type=click.IntRange(1, 1000), help="How many; otherwise 50.")
+@click.option("--state", type=_STATES, help="Only deliveries in this state.")
+@click.option("--limit", default=50, type=click.IntRange(1, 1000), help="Page size; default 50.")
 @json_option
 @where_options
 def deliveries(
@@ -159,7 +159,7 @@ def deliveries(
     """List the newest deliveries of the webhook with this ID."""
     wanted = DeliveryState(state) if state else None
     search = partial(Webhooks.deliveries, state=wanted, page_id=None, limit=limit)
-    found, _ = _of_one(webhook_id, where, search)
+    found, _ = _as_owner(webhook_id, where, search)
     rows = [
         (
             one.id,
@@ -180,18 +180,18 @@ def deliveries(
 @command.command(epilog=example("agentsvc webhooks replay ID --failed"))
 @click.argument("webhook_id", metavar="ID")
 @click.argument("delivery_id", metavar="[DELIVERY]", required=False)
-@click.option("--failed", is_flag=True, help="Every delivery that was given up.")
+@click.option("--failed", is_flag=True, help="All failed deliveries.")
 @where_options
 def replay(webhook_id: str, delivery_id: str | None, failed: bool, where: ConfigOptions) -> None:
-    """Make a delivery of the webhook with this ID again, or all that were given up."""
+    """Repeat a delivery of the webhook with this ID, or all failed ones."""
     if failed == bool(delivery_id):
-        raise click.UsageError("name a delivery, or all that were given up with --failed")
+        raise click.UsageError("name a delivery, or use --failed for all failed ones")
     count = 1
     if delivery_id is None:
-        count = _of_one(webhook_id, where, Webhooks.replay_failed)
+        count = _as_owner(webhook_id, where, Webhooks.replay_failed)
     else:
-        _of_one(webhook_id, where, partial(Webhooks.replay, delivery_id=delivery_id))
-    click.echo(f"deliveries that are made again: {count}", err=True)
+        _as_owner(webhook_id, where, partial(Webhooks.replay, delivery_id=delivery_id))
+    click.echo(f"deliveries to repeat: {count}", err=True)
 
 
 def _line(subscription: Subscription, user: str) -> tuple[str, ...]:
@@ -214,14 +214,14 @@ def _state(subscription: Subscription) -> str:
 
 
 def _switch(webhook_id: str, where: ConfigOptions, *, is_enabled: bool) -> None:
-    _of_one(webhook_id, where, partial(Webhooks.update, wanted={"is_enabled": is_enabled}))
+    _as_owner(webhook_id, where, partial(Webhooks.update, wanted={"is_enabled": is_enabled}))
     click.echo(f"webhook {webhook_id} is {'enabled' if is_enabled else 'disabled'}", err=True)
 
 
-def _of_one[T](
+def _as_owner[T](
     webhook_id: str, where: ConfigOptions, do: Callable[[Webhooks, str, str], Awaitable[T]]
 ) -> T:
-    """Do something with a webhook in the name of its owner."""
+    """Run an operation on a webhook as its owner."""
 
     async def body(webhooks: Webhooks, _users: KeyRing) -> T:
         found = await webhooks.find(webhook_id)

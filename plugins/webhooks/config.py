@@ -6,22 +6,22 @@ from msgspec import Meta, Struct
 
 
 class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `webhooks` section: how users' programs are told of events and changes."""
+    """The `webhooks` section: delivery of events and changes to users' programs."""
 
     allow_private: bool = False
     """Deliver to loopback, private and link-local addresses, too; users can then make the server
     send requests into its own network"""
     send_seconds: Annotated[float, Meta(gt=0, le=300)] = 15.0
-    """Longest time a receiver may take to answer"""
+    """Time limit for the response of a receiver"""
     concurrency: Annotated[int, Meta(ge=1, le=1000)] = 16
-    """Most deliveries that are made at a time; those of one user take at most half of them"""
+    """Maximum number of concurrent deliveries; each user gets at most half of them"""
     first_retry_seconds: Annotated[float, Meta(gt=0, le=86400)] = 5.0
-    """Longest time until a failed delivery is tried again; it doubles with each try"""
+    """Maximum time until the first retry of a failed delivery; it doubles with each retry"""
     longest_retry_seconds: Annotated[float, Meta(gt=0, le=86400)] = 600.0
-    """What the time between two tries doubles up to"""
+    """Upper limit of the time between two attempts"""
     give_up_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 259200.0
-    """Age at which a delivery that still fails is given up"""
+    """Age after which a failing delivery is not retried any more"""
     rotation_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 86400.0
-    """How long deliveries are signed with the former secret, too, after it was replaced"""
+    """How long deliveries are also signed with the former secret after a rotation"""
     keep_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 604800.0
-    """How long deliveries that are made or given up can be seen and replayed"""
+    """How long delivered and failed deliveries can be listed and replayed"""

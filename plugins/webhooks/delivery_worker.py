@@ -1,7 +1,7 @@
-"""Delivers what waits: the first of each lane, a few lanes at a time, until the receiver takes it.
+"""Sends pending deliveries: the first of each lane, a few lanes at a time, with retries.
 
-News wake it, and what is due; without a subscription it only looks now and then whether there is
-one, since the command line may have made it.
+Notices and due times wake it. It also polls, because the command line may have changed
+subscriptions.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from .table import DeliveryTable, SubscriptionTable
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 5.0
-"""How long it takes at most to see what another process has changed."""
+"""Maximum time until a change by another process is seen."""
 
 _LANES: Final = 4
-"""How many lanes of one subscription are served at a time: one receiver takes not all places."""
+"""Maximum number of concurrent lanes per subscription, so that one receiver does not take all slots."""
 
 _JITTER: Final = 0.5
 
 
 class DeliveryWorker:
-    """Delivers for every subscription, each in a task of its own while there is something to do."""
+    """Delivers for every subscription, each in its own task while deliveries are due."""
 
     def __init__(self, server: Server, sender: Sender, config: WebhooksConfig) -> None:
         self._db = server.database
@@ -48,27 +48,27 @@ class DeliveryWorker:
         self._sender = sender
         self._config = config
         self._slots = asyncio.Semaphore(config.concurrency)
-        self._slots_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Of a user who has something under way: half of them all, so that others have some."""
+        self._user_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """The slots of each user with running deliveries: half of all slots, so that others get some."""
         self._wake = asyncio.Event()
         self._subscribers: set[str] = set()
-        """The users with a subscription that is enabled."""
+        """Ids of the users with an enabled subscription."""
 
     async def stop(self, grace_seconds: float) -> None:
-        """End what is under way, which is delivered again by the next start; nothing begins any more."""
+        """Cancel running deliveries, which are repeated after the next start, and start no others."""
         await self._supervisor.stop(grace_seconds)
 
     def wake(self) -> None:
-        """Have it look at once: a subscription has changed, or there is something to deliver."""
+        """Check at once for due deliveries, because subscriptions or deliveries have changed."""
         self._wake.set()
 
     def on_notice(self, notice: Notice) -> None:
-        """Wake up for what is in the queue of a subscriber by now."""
+        """Wake up if the notice is about a user with a subscription."""
         if notice.user_id in self._subscribers and notice.subject is not Subject.DELTA:
             self._wake.set()
 
     async def deliver_due(self) -> None:
-        """Start what is due, then wait until there may be more to do; call it again and again."""
+        """Start due deliveries, then wait until more may be due; to be called in a loop."""
         self._wake.clear()
         active = [one for one in await SubscriptionTable.listed(self._db) if one.is_enabled]
         self._subscribers = {one.user_id for one in active}
@@ -84,11 +84,11 @@ class DeliveryWorker:
         await wait_within(self._wake, wait_seconds)
 
     async def forget_settled(self) -> None:
-        """Delete what nobody asks for any more: old deliveries, and former secrets."""
+        """Delete old deliveries, and former secrets that have expired."""
         now = values.now()
         before = now - timedelta(seconds=self._config.keep_seconds)
         await self._db.write(partial(SubscriptionTable.drop_former, now=now))
-        # In pieces between which others write.
+        # In batches, so that other writes are not blocked.
         while await self._db.write(partial(DeliveryTable.delete_settled, before=before)):
             pass
 
@@ -102,7 +102,7 @@ class DeliveryWorker:
         return max((one - now).total_seconds() if one <= latest else 0 for one in moments)
 
     async def _deliver_all(self, subscription_id: str) -> None:
-        """Deliver what is due until nothing is."""
+        """Deliver until nothing is due."""
         while await self._deliver_batch(subscription_id):
             pass
         self._wake.set()
@@ -129,7 +129,7 @@ class DeliveryWorker:
         self, subscription: Subscription, secrets: Sequence[Secret], head: Delivery
     ) -> None:
         own = asyncio.Semaphore((self._config.concurrency + 1) // 2)
-        async with self._slots_of.setdefault(subscription.user_id, own), self._slots:
+        async with self._user_slots.setdefault(subscription.user_id, own), self._slots:
             body = await make_body(head, self._events)
             if body is None:
                 await self._store_result(event_deleted(head, values.now()), ends_lane=False)
@@ -142,7 +142,7 @@ class DeliveryWorker:
         await self._store_result(tried, ends_lane=True)
 
     async def _honor_response(self, sent_to: Subscription, outcome: DeliveryResult) -> None:
-        """Leave a receiver alone that asks for it, for some time or for good."""
+        """Disable the subscription of a receiver that responds 410, or pause it as its response asks."""
         now = values.now()
         change = partial(SubscriptionTable.change, sent_to=sent_to)
         if outcome.is_gone:
@@ -152,12 +152,12 @@ class DeliveryWorker:
                 extra = {"subscription_id": sent_to.id, "reason": reason}
                 log.warning("webhook disabled, its receiver answered 410 Gone", extra=extra)
         elif outcome.wait_seconds > 0:
-            longest = self._config.longest_retry_seconds
-            until = now + timedelta(seconds=min(outcome.wait_seconds, longest))
+            maximum = self._config.longest_retry_seconds
+            until = now + timedelta(seconds=min(outcome.wait_seconds, maximum))
             await self._db.write(partial(change, quiet_until=until))
 
     async def _store_result(self, tried: Delivery, *, ends_lane: bool) -> None:
-        """Store how a try ended; one that is given up may end all of its lane that is as old."""
+        """Store the result of an attempt; if a delivery fails for good, so may old ones of its lane."""
         cutoff = values.now() - timedelta(seconds=self._config.give_up_seconds)
 
         async def body(tx: Transaction) -> int:
@@ -182,12 +182,12 @@ class DeliveryWorker:
 
 
 def latest_wait(config: WebhooksConfig, now: datetime) -> datetime:
-    """Return until when something may wait; what waits longer was stored while the clock was wrong."""
+    """Return the latest plausible due time; later ones were stored while the clock was wrong."""
     return now + timedelta(seconds=config.longest_retry_seconds)
 
 
 def may_send(subscription: Subscription, now: datetime, latest: datetime) -> bool:
-    """Tell whether anything may be sent now."""
+    """Return whether deliveries of a subscription may be sent now."""
     quiet_until = subscription.quiet_until
     is_quiet = quiet_until is not None and now < quiet_until <= latest
     return subscription.is_enabled and not is_quiet
@@ -200,7 +200,7 @@ def after_try(
     now: datetime,
     jitter: float,
 ) -> Delivery:
-    """Return what a delivery is after a try; `jitter` is between 0 and 1."""
+    """Return a delivery updated with the result of an attempt; `jitter` is between 0 and 1."""
     tried = msgspec.structs.replace(
         delivery,
         attempts=delivery.attempts + 1,
@@ -211,13 +211,13 @@ def after_try(
         return msgspec.structs.replace(tried, state=DeliveryState.DELIVERED, settled_at=now)
     if now - delivery.begun_at >= timedelta(seconds=config.give_up_seconds):
         return msgspec.structs.replace(tried, state=DeliveryState.FAILED, settled_at=now)
-    asked = min(outcome.wait_seconds, config.longest_retry_seconds)
-    wait = max(asked, back_off(delivery.attempts, config, jitter))
+    requested = min(outcome.wait_seconds, config.longest_retry_seconds)
+    wait = max(requested, back_off(delivery.attempts, config, jitter))
     return msgspec.structs.replace(tried, due_at=now + timedelta(seconds=wait))
 
 
 def event_deleted(delivery: Delivery, now: datetime) -> Delivery:
-    """Return a delivery whose event is no longer there."""
+    """Return a delivery as failed because its event was deleted."""
     return msgspec.structs.replace(
         delivery,
         state=DeliveryState.FAILED,
@@ -227,7 +227,7 @@ def event_deleted(delivery: Delivery, now: datetime) -> Delivery:
 
 
 def back_off(attempts: int, config: WebhooksConfig, jitter: float) -> float:
-    """Return how long to wait after a failed try that so many others came before."""
+    """Return the seconds until the next attempt, after a number of earlier failures."""
     doubled: float = config.first_retry_seconds * 2.0 ** min(attempts, 40)
-    longest = min(config.longest_retry_seconds, doubled)
-    return longest * (1 - _JITTER * jitter)
+    maximum = min(config.longest_retry_seconds, doubled)
+    return maximum * (1 - _JITTER * jitter)

@@ -1,4 +1,4 @@
-"""Webhook subscriptions and deliveries, as they are stored and asked for."""
+"""Webhook subscriptions and deliveries, in the database and in the API."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +14,7 @@ from .targets import LONGEST_URL
 
 
 class ChangeKind(StrEnum):
-    """What a subscriber may be told of beside events: that one of these changed or was deleted."""
+    """The kinds of objects whose changes and deletion a subscription may cover, besides events."""
 
     CONVERSATION = "conversation"
     SANDBOX = "sandbox"
@@ -22,14 +22,14 @@ class ChangeKind(StrEnum):
 
 
 class DeliveryState(StrEnum):
-    """How far a delivery is."""
+    """The state of a delivery."""
 
     PENDING = "pending"
-    """It is still to be made, perhaps again."""
+    """It is not delivered yet; it may have failed before."""
     DELIVERED = "delivered"
-    """The receiver has taken it."""
+    """The receiver has accepted it."""
     FAILED = "failed"
-    """It was given up."""
+    """It is not retried any more."""
 
 
 type Url = Annotated[
@@ -39,25 +39,25 @@ type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A new subscription; without `event_kinds` or `changes`, or with null, all of them are told."""
+    """A new subscription; if `event_kinds` or `changes` is omitted or null, all kinds are delivered."""
 
     url: Url
-    """http or https URL that deliveries are posted to, at most 2048 characters"""
+    """http or https URL of the receiver, at most 2048 characters"""
     description: Annotated[str, Meta(max_length=255)] = ""
-    """What it is for; shown only"""
+    """Purpose of the subscription, for display only"""
     event_kinds: Annotated[list[Kind], Meta(max_length=100)] | None = None
-    """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
+    """Kinds of events to deliver, such as `MessageEvent`; null: all kinds, empty: none"""
     changes: Annotated[list[ChangeKind], Meta(max_length=len(ChangeKind))] | None = None
-    """Kinds of things whose changes to tell of; null: all, empty: none"""
+    """Kinds of objects whose changes to deliver; null: all, empty: none"""
     is_enabled: bool = True
     """Whether anything is delivered"""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a user wants to be told, and of what.
+    """A user's subscription to events and changes.
 
-    `disabled_reason` is there if it was not the user who disabled it. Nothing is sent before
-    `quiet_until`. What is sent until `former_until` is signed with the former secret, too.
+    `disabled_reason` is set if the server disabled it. Nothing is sent before
+    `quiet_until`. Until `former_until`, deliveries are also signed with the former secret.
     """
 
     id: str
@@ -75,10 +75,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is told to one subscriber.
+    """The delivery of one event or change to one subscription.
 
-    `lane` is the id of the conversation or the sandbox it is about: in a lane one thing is told
-    after the other. An event is named by its `seq`, and `data` is what a change says.
+    `lane` is the id of the conversation or the sandbox it is about: deliveries of a lane are sent one
+    after the other. `seq` is the number of an event, and `data` the content of a change.
     """
 
     number: int

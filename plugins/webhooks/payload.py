@@ -1,4 +1,4 @@
-"""The body of a delivery, made of what is stored at the time it is sent."""
+"""Builds the body of a delivery from the stored data when it is sent."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .model import Delivery
 
 
 class _SandboxChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What the queue keeps of a sandbox."""
+    """The stored data of a sandbox's change."""
 
     id: str
     target: Target
@@ -24,7 +24,7 @@ _sandbox = msgspec.json.Decoder(_SandboxChange)
 
 
 async def make_body(delivery: Delivery, events: EventLog) -> bytes | None:
-    """Return the body of a delivery, None if its event was deleted meanwhile."""
+    """Return the body of a delivery, or None if its event was deleted."""
     data = await _data(delivery, events)
     if data is None:
         return None
@@ -35,7 +35,7 @@ async def make_body(delivery: Delivery, events: EventLog) -> bytes | None:
 async def _data(delivery: Delivery, events: EventLog) -> Any:
     if delivery.data is not None:
         is_sandbox = delivery.type == "sandbox.changed"
-        return _shown_sandbox(delivery.data) if is_sandbox else msgspec.Raw(delivery.data.encode())
+        return _sandbox_data(delivery.data) if is_sandbox else msgspec.Raw(delivery.data.encode())
     seq = delivery.seq or 0
     found = await events.read_range(delivery.lane, from_seq=seq, limit=1)
     if not found or found[0].seq != seq:
@@ -43,6 +43,6 @@ async def _data(delivery: Delivery, events: EventLog) -> Any:
     return {"conversation_id": delivery.lane, "seq": seq, "event": msgspec.Raw(found[0].body)}
 
 
-def _shown_sandbox(data: str) -> dict[str, str]:
-    kept = _sandbox.decode(data)
-    return {"id": kept.id, "status": status_of(kept.target, kept.phase), "reason": kept.reason}
+def _sandbox_data(data: str) -> dict[str, str]:
+    info = _sandbox.decode(data)
+    return {"id": info.id, "status": status_of(info.target, info.phase), "reason": info.reason}

@@ -1,4 +1,4 @@
-"""Outgoing webhooks as a part of a server: where a user wants to be told of events and changes."""
+"""The server extension of outgoing webhooks: types and request handlers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,101 +39,101 @@ _PAGE: Final = 50
 
 
 WebhookUpdate: Final = changes_of(
-    WebhookOrder, "WebhookUpdate", "What to change of a subscription; what is not sent stays."
+    WebhookOrder, "WebhookUpdate", "Changes to a subscription; omitted fields stay."
 )
 
 
 class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A subscription; its secret is not shown again.
 
-    `disabled_reason` says why it was disabled, if not by the user: the receiver answered 410. Nothing
-    is sent before `quiet_until`, as the receiver asked by `Retry-After`. Until `former_secret_until`
-    there is a signature with the former secret, too.
+    `disabled_reason` says why the server disabled it: the receiver responded with 410. Nothing
+    is sent before `quiet_until`, as the receiver requested by `Retry-After`. Until `former_secret_until`,
+    deliveries are also signed with the former secret.
     """
 
     id: str
     """Id of the subscription"""
     url: str
-    """URL that deliveries are posted to"""
+    """URL of the receiver"""
     description: str
-    """What it is for; empty if that was not said"""
+    """Purpose of the subscription; may be empty"""
     event_kinds: list[str] | None
-    """Kinds of events that are told of; null: all kinds"""
+    """Kinds of events to deliver; null: all kinds"""
     changes: list[ChangeKind]
-    """Kinds of things whose changes are told of"""
+    """Kinds of objects whose changes to deliver"""
     is_enabled: bool
     """Whether anything is delivered"""
     disabled_reason: str
-    """Why the server has disabled it, such as an answer 410; empty if it has not"""
+    """Why the server disabled it, such as a response 410; empty if it did not"""
     quiet_until: Time | None
-    """Nothing is sent before this moment, as the receiver has asked by `Retry-After`; null: at once
+    """Time before which nothing is sent, as the receiver requested by `Retry-After`; null: none
     """
     former_secret_until: Time | None
-    """Until when deliveries are signed with the former secret, too; null if they are not"""
+    """Until when deliveries are also signed with the former secret; null if they are not"""
     created_at: Time
     updated_at: Time
 
 
 class NewWebhookInfo(WebhookInfo, frozen=True, kw_only=True):
-    """A subscription at the only moment its secret can be seen."""
+    """A subscription with its secret, which is shown only here."""
 
     secret: ShownSecret
-    """Key of the signatures (Standard Webhooks, `whsec_` and base64); it is shown here only"""
+    """Secret that signs deliveries (Standard Webhooks, `whsec_` and base64); shown only here"""
 
 
 class DeliveryQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which deliveries to list."""
+    """The filter and page of a list of deliveries."""
 
     state: DeliveryState | None = None
-    """Only deliveries in this state; left out: all"""
+    """Only deliveries in this state; omitted: all"""
     page_id: str | None = None
     limit: Limit = _PAGE
 
 
 class DeliveryInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery; `id` is the `webhook-id` the receiver sees, `status` what it last answered.
+    """A delivery; `id` is the `webhook-id` that the receiver sees, `status` its last response.
 
     `about_id` is the conversation it is about, or the sandbox; `seq` the number of its event.
     """
 
     id: str
-    """Id of the delivery, which the receiver sees as `webhook-id`; the same in every attempt"""
+    """Id of the delivery, sent as `webhook-id`; the same in every attempt"""
     type: str
-    """What it tells, as in the `type` of its body"""
+    """Type of the event or change, as in the `type` of the body"""
     about_id: str
     """Id of the conversation, sandbox or start task it is about"""
     seq: int | None
-    """Number of the event it tells of, within its conversation; null if it tells of a change"""
+    """Number of the event within its conversation; null for a change"""
     state: DeliveryState
-    """How far it is"""
+    """State of the delivery"""
     attempts: int
     """Number of attempts so far"""
     status: int | None
-    """HTTP status the receiver answered last; null if it has not answered yet"""
+    """HTTP status of the receiver's last response; null if there was none"""
     reason: str
-    """Why the last attempt failed, for people; empty if it did not"""
+    """Why the last attempt failed; empty if it did not"""
     created_at: Time
     next_attempt_at: Time | None
-    """When it is tried next, in UTC; null if it is not"""
+    """Time of the next attempt, in UTC; null if there is none"""
     settled_at: Time | None
-    """When it was delivered or given up, in UTC; null before"""
+    """When it was delivered or failed for good, in UTC; null before"""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """How many deliveries are made again."""
+    """The number of replayed deliveries."""
 
     replayed: int
-    """Number of deliveries that are made again"""
+    """Number of deliveries to repeat"""
 
 
 def from_subscription(subscription: Subscription) -> WebhookInfo:
-    """Return what is shown of a subscription."""
+    """Return the API's view of a subscription."""
     former_secret_until = stored_or_none(subscription.former_until)
     return view_of(WebhookInfo, subscription, former_secret_until=former_secret_until)
 
 
 def from_delivery(delivery: Delivery) -> DeliveryInfo:
-    """Return what is shown of a delivery."""
+    """Return the API's view of a delivery."""
     is_pending = delivery.state is DeliveryState.PENDING
     return view_of(
         DeliveryInfo,
@@ -155,7 +155,7 @@ def _with_secret(made: tuple[Subscription, Secret]) -> NewWebhookInfo:
 async def get_webhook_subscriptions(request: web.Request) -> list[WebhookInfo]:
     """List your webhook subscriptions.
 
-    In the order they were made, without their secrets.
+    In the order of creation, without their secrets.
     """
     found = await request.app[WEBHOOKS].list_of(request[PRINCIPAL].user_id)
     return [from_subscription(one) for one in found]
@@ -175,11 +175,11 @@ async def get_webhook_subscriptions(request: web.Request) -> list[WebhookInfo]:
 async def post_webhook_subscription(
     request: web.Request, body: WebhookOrder
 ) -> tuple[Subscription, Secret]:
-    """Have events and changes of yours delivered to a URL.
+    """Deliver your events and changes to a URL.
 
-    Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
-    answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
-    private network is refused unless the operator allows it.
+    Deliveries follow Standard Webhooks: signed with the secret, and retried until the receiver
+    responds with 2xx or the retries end. Only this response contains the secret. A URL in a
+    private network is rejected unless the operator allows it.
     """
     made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, body)
     request.app[DELIVERY_WORKER].wake()
@@ -190,9 +190,9 @@ async def post_webhook_subscription(
 async def get_webhook_subscription(request: web.Request) -> WebhookInfo:
     """Show a webhook subscription.
 
-    Without its secret.
+    The secret is not included.
     """
-    found = await request.app[WEBHOOKS].get(*_named(request))
+    found = await request.app[WEBHOOKS].get(*_owner_and_id(request))
     return from_subscription(found)
 
 
@@ -206,11 +206,11 @@ async def get_webhook_subscription(request: web.Request) -> WebhookInfo:
 async def patch_webhook_subscription(request: web.Request) -> WebhookInfo:
     """Change a webhook subscription.
 
-    Only what is sent is changed. What is waiting is delivered as the subscription says then. To enable
-    one again clears `disabled_reason`, too.
+    Omitted fields stay. Pending deliveries are sent to the changed subscription. Enabling also clears
+    `disabled_reason`.
     """
     changes = await read_changes(request, WebhookUpdate)
-    changed = await request.app[WEBHOOKS].update(*_named(request), changes)
+    changed = await request.app[WEBHOOKS].update(*_owner_and_id(request), changes)
     request.app[DELIVERY_WORKER].wake()
     return from_subscription(changed)
 
@@ -224,19 +224,19 @@ async def patch_webhook_subscription(request: web.Request) -> WebhookInfo:
 async def post_webhook_secret(request: web.Request) -> tuple[Subscription, Secret]:
     """Replace the secret of a webhook subscription; both sign for some time.
 
-    The answer is the only one that has the new secret. Deliveries are signed with both until
+    Only this response contains the new secret. Deliveries are signed with both secrets until
     `former_secret_until`.
     """
-    return await request.app[WEBHOOKS].rotate(*_named(request))
+    return await request.app[WEBHOOKS].rotate(*_owner_and_id(request))
 
 
 @ROUTES.add("DELETE", _ONE, errors=(NotFound,))
 async def delete_webhook_subscription(request: web.Request) -> Success:
     """Delete a webhook subscription and its deliveries.
 
-    What is waiting is not delivered any more.
+    Pending deliveries are not sent any more.
     """
-    await request.app[WEBHOOKS].remove(*_named(request))
+    await request.app[WEBHOOKS].remove(*_owner_and_id(request))
     return SUCCESS
 
 
@@ -246,10 +246,10 @@ async def search_webhook_deliveries(
 ) -> Page[DeliveryInfo]:
     """List the deliveries of a webhook subscription, newest first.
 
-    They are kept for some days after they were delivered or given up.
+    Deliveries stay in the list for some days after they were delivered or failed.
     """
     found, next_page_id = await request.app[WEBHOOKS].deliveries(
-        *_named(request), state=query.state, page_id=query.page_id, limit=query.limit
+        *_owner_and_id(request), state=query.state, page_id=query.page_id, limit=query.limit
     )
     items = [from_delivery(one) for one in found]
     return Page[DeliveryInfo](items=items, next_page_id=next_page_id)
@@ -262,12 +262,12 @@ async def search_webhook_deliveries(
     errors=(NotFound,),
 )
 async def post_webhook_replay(request: web.Request) -> Delivery:
-    """Make a webhook delivery again.
+    """Repeat a webhook delivery.
 
-    Under the same id, also one that was delivered; one that is still to be made is made at once.
+    The id stays the same. A delivered one is sent again; a pending one is sent at once.
     """
     delivery_id = path_text(request, "delivery_id")
-    delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
+    delivery = await request.app[WEBHOOKS].replay(*_owner_and_id(request), delivery_id)
     request.app[DELIVERY_WORKER].wake()
     return delivery
 
@@ -280,22 +280,22 @@ async def post_webhook_replay(request: web.Request) -> Delivery:
     errors=(NotFound,),
 )
 async def post_webhook_replay_failed(request: web.Request) -> int:
-    """Make every webhook delivery again that was given up.
+    """Repeat every failed webhook delivery.
 
-    At once, each under the id it had.
+    They are sent at once, each with the same id.
     """
-    count = await request.app[WEBHOOKS].replay_failed(*_named(request))
+    count = await request.app[WEBHOOKS].replay_failed(*_owner_and_id(request))
     request.app[DELIVERY_WORKER].wake()
     return count
 
 
-def _named(request: web.Request) -> tuple[str, str]:
-    """Return who is calling and which subscription is meant."""
+def _owner_and_id(request: web.Request) -> tuple[str, str]:
+    """Return the ids of the user and of the subscription in the path."""
     return request[PRINCIPAL].user_id, path_text(request, "subscription_id")
 
 
 class WebhooksExtension(Extension[WebhooksConfig]):
-    """Delivers what is to be told, while the server runs."""
+    """Sends deliveries while the server runs."""
 
     Config = WebhooksConfig
     prefix = "/api/v1/webhook-subscriptions"

@@ -1,4 +1,4 @@
-"""One request to a receiver: to a checked address, once, with little time and a short answer."""
+"""Sends one request to a receiver: to a checked address, with limits of time and of the response."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from agentsvc.extension.network import Lookup, SafeConnector, refusal_in
 from .targets import check_url
 
 ANSWER_MAX: Final = 16 * 1024
-"""How much of an answer is read; none of it is kept."""
+"""Maximum size of a response; its content is discarded."""
 
 _LONGEST_REASON: Final = 300
 _WAIT_DIGITS: Final = 9
@@ -26,9 +26,9 @@ _REFUSAL: Final = "the name leads to an address that is not public"
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a try ended; `status` is the receiver's, if it answered.
+    """The result of an attempt; `status` is that of the receiver's response, if any.
 
-    `wait_seconds` is how long the receiver wants to be left alone.
+    `wait_seconds` is the time that the receiver requested until the next attempt.
     """
 
     is_delivered: bool
@@ -38,12 +38,12 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the receiver wants nothing any more."""
+        """Whether the receiver responded that it wants no more deliveries."""
         return self.status == HTTPStatus.GONE
 
 
 class Sender:
-    """Sends to receivers; open it first, close it last."""
+    """Sends deliveries to receivers; close it at the end."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Sender:
             await self._session.close()
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> DeliveryResult:
-        """Send one body and return how it went; never raises for what a receiver does."""
+        """Send one body and return the result; failures of the receiver do not raise."""
         try:
             check_url(url, allows_private=self._allows_private)
             async with asyncio.timeout(self._time_limit):
@@ -93,13 +93,13 @@ class Sender:
                 if read > ANSWER_MAX:
                     response.close()
                     break
-            asked = response.headers.get(hdrs.RETRY_AFTER, "")
-            return _outcome(response.status, asked)
+            retry_after = response.headers.get(hdrs.RETRY_AFTER, "")
+            return _outcome(response.status, retry_after)
 
 
-def wait_seconds(status: int, asked: str, now: datetime) -> float:
-    """Return how long a receiver wants to be left alone by its `Retry-After`, 0 if it does not."""
-    text = asked.strip()
+def wait_seconds(status: int, retry_after: str, now: datetime) -> float:
+    """Parse a `Retry-After` header of a 429 or 503 response; 0 without a valid one."""
+    text = retry_after.strip()
     if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return 0.0
     if text.isascii() and text.isdigit():
@@ -111,7 +111,7 @@ def wait_seconds(status: int, asked: str, now: datetime) -> float:
     return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds())
 
 
-def _outcome(status: int, asked: str) -> DeliveryResult:
+def _outcome(status: int, retry_after: str) -> DeliveryResult:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return DeliveryResult(is_delivered=True, status=status)
     is_redirect = status < HTTPStatus.BAD_REQUEST
@@ -120,7 +120,7 @@ def _outcome(status: int, asked: str) -> DeliveryResult:
         is_delivered=False,
         status=status,
         reason=f"the receiver answered {status}{more}",
-        wait_seconds=wait_seconds(status, asked, values.now()),
+        wait_seconds=wait_seconds(status, retry_after, values.now()),
     )
 
 

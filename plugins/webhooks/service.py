@@ -1,4 +1,4 @@
-"""Subscriptions and their deliveries, as their owner sees them."""
+"""Operations of users on webhook subscriptions and deliveries."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,11 +17,11 @@ from .table import GIVEN_UP, OF_ID, PUT_OFF, DeliveryTable, SubscriptionTable
 from .targets import check_url
 
 MAX_SUBSCRIPTIONS: Final = 50
-"""How many subscriptions a user may have; each costs something with every event."""
+"""Maximum number of subscriptions per user; each adds work to every event."""
 
 
 class Webhooks:
-    """Every subscription; what one user does is about what is theirs."""
+    """All subscriptions; users see and change only their own."""
 
     def __init__(self, db: Database, vault: Vault, config: WebhooksConfig) -> None:
         self._db = db
@@ -30,9 +30,9 @@ class Webhooks:
         self._overlap_seconds = config.rotation_seconds
 
     async def add(self, user_id: str, order: WebhookOrder) -> tuple[Subscription, Secret]:
-        """Make a subscription; its secret can be seen now and never again.
+        """Create a subscription; its secret is returned only here.
 
-        Raises InvalidRequest for a URL that may not be used, Conflict for one too many.
+        Raises InvalidRequest or NotAllowed for the URL, and Conflict if the user has too many.
         """
         now, secret = values.now(), new_secret()
         made = Subscription(
@@ -57,10 +57,10 @@ class Webhooks:
     async def update(
         self, user_id: str, subscription_id: str, wanted: Mapping[str, Any]
     ) -> Subscription:
-        """Change what was sent; raises NotFound or InvalidRequest.
+        """Change a subscription; raises NotFound, InvalidRequest or NotAllowed.
 
-        What was put off goes to a new URL, or to one that is enabled again, at once, as if it were
-        not tried yet; what a disabled subscription misses is not made up for.
+        If the URL changes or the subscription is enabled again, postponed deliveries are due at once with
+        a new count of attempts; what happened while it was disabled is not delivered later.
         """
 
         async def body(tx: Transaction) -> Subscription:
@@ -75,9 +75,9 @@ class Webhooks:
         return await self._db.write(body)
 
     async def rotate(self, user_id: str, subscription_id: str) -> tuple[Subscription, Secret]:
-        """Give a subscription a new secret, which can be seen now and never again.
+        """Replace the secret of a subscription; the new one is returned only here.
 
-        What is delivered is signed with the former one, too, for some time. Raises NotFound.
+        Deliveries are also signed with the former one for some time. Raises NotFound.
         """
         secret = new_secret()
         sealed = self._vault.seal(secret.reveal().encode(), context_of(subscription_id))
@@ -97,7 +97,7 @@ class Webhooks:
     async def remove(self, user_id: str, subscription_id: str) -> None:
         """Delete a subscription and all of its deliveries; raises NotFound.
 
-        What is settled goes before, in pieces between which others write.
+        Settled deliveries are deleted first, in batches, so that other writes are not blocked.
         """
         await self.get(user_id, subscription_id)
         settled = partial(DeliveryTable.delete_settled_of, subscription_id=subscription_id)
@@ -115,11 +115,11 @@ class Webhooks:
         return _owned(await SubscriptionTable.find(self._db, subscription_id), user_id)
 
     async def list_of(self, user_id: str | None) -> list[Subscription]:
-        """Return a user's subscriptions in the order they were made; everybody's for who operates the server."""
+        """Return a user's subscriptions in the order of creation; None means all users, for operators."""
         return await SubscriptionTable.listed(self._db, user_id)
 
     async def find(self, subscription_id: str) -> Subscription | None:
-        """Return a subscription, whoever owns it, for who operates the server."""
+        """Return a subscription of any user, for operators."""
         return await SubscriptionTable.find(self._db, subscription_id)
 
     async def deliveries(
@@ -133,7 +133,7 @@ class Webhooks:
     ) -> tuple[list[Delivery], str | None]:
         """Return a page of deliveries, newest first, and the id of the next page.
 
-        Raises NotFound, or InvalidRequest for a page id that this server did not give.
+        Raises NotFound, or InvalidRequest for an invalid page id.
         """
         before = values.MAX_INT if page_id is None else values.decode_cursor(page_id, int)[0]
         await self.get(user_id, subscription_id)
@@ -143,7 +143,7 @@ class Webhooks:
         return cut(found, limit, lambda one: (one.number,))
 
     async def replay(self, user_id: str, subscription_id: str, delivery_id: str) -> Delivery:
-        """Make a delivery again, or at once if it is pending; raises NotFound."""
+        """Repeat a delivery, or send a pending one at once; raises NotFound."""
         await self.get(user_id, subscription_id)
 
         async def body(tx: Transaction) -> Delivery:
@@ -157,7 +157,7 @@ class Webhooks:
         return await self._db.write(body)
 
     async def replay_failed(self, user_id: str, subscription_id: str) -> int:
-        """Make every delivery again that was given up, and return how many; raises NotFound."""
+        """Repeat all failed deliveries, and return their number; raises NotFound."""
         await self.get(user_id, subscription_id)
 
         async def body(tx: Transaction) -> int:
@@ -180,7 +180,7 @@ class Webhooks:
 
 
 def _to_stored(sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was sent, as it is stored."""
+    """Convert the sent fields to their stored form."""
     given = dict(sent)
     if "changes" in given:
         wants_all = given["changes"] is None
@@ -191,7 +191,7 @@ def _to_stored(sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def context_of(subscription_id: str) -> str:
-    """Return the context in which the secret of a subscription is sealed."""
+    """Return the sealing context of a subscription's secret."""
     return f"webhook subscription {subscription_id}"
 
 

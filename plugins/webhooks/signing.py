@@ -10,9 +10,9 @@ from agentsvc.extension.signatures import signature_of
 def sign(
     secrets: Sequence[Secret], *, message_id: str, moment: datetime, body: bytes
 ) -> dict[str, str]:
-    """Return the headers that let the receiver check who sent a body, and when.
+    """Return the headers by which the receiver verifies the sender and the time of a body.
 
-    There is a signature for each secret, so that a receiver may have any one of them.
+    There is a signature for each secret, so that the receiver may know any one of them.
     """
     timestamp = str(int(moment.timestamp()))
     signatures = [signature_of(secret, message_id, timestamp, body) for secret in secrets]

@@ -1,4 +1,4 @@
-"""The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
+"""The SQL of subscriptions and deliveries. Triggers insert deliveries: see the migration."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -14,7 +14,7 @@ _BATCH: Final = 1000
 PUT_OFF: Final = "state = 'pending' AND due_at > :now"
 GIVEN_UP: Final = "state = 'failed'"
 OF_ID: Final = "id = :id"
-"""Which deliveries are made due."""
+"""Conditions of `DeliveryTable.replay`."""
 
 
 class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
@@ -22,7 +22,7 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
 
     @classmethod
     async def rotate(cls, tx: Transaction, changed: Subscription, sealed: bytes) -> None:
-        """Store a new secret; the one before it signs as well until `former_until`."""
+        """Store a new secret; the former one also signs until `former_until`."""
         await cls.update(tx, changed)
         sql = """
             UPDATE webhook_subscriptions
@@ -33,7 +33,7 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
 
     @staticmethod
     async def drop_former(tx: Transaction, now: datetime) -> int:
-        """Forget former secrets that have become useless."""
+        """Delete former secrets that have expired."""
         sql = """
             UPDATE webhook_subscriptions
             SET former_sealed = NULL, former_until = NULL
@@ -43,7 +43,7 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
 
     @classmethod
     async def change(cls, tx: Transaction, sent_to: Subscription, **changes: Any) -> bool:
-        """Change a subscription, unless it is disabled or has another receiver by now."""
+        """Update a subscription, unless it is disabled or its URL has changed."""
         found = await cls.find(tx, sent_to.id)
         if found is None or found.url != sent_to.url or not found.is_enabled:
             return False
@@ -51,7 +51,7 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
 
     @staticmethod
     async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
-        """Return the sealed secrets of a subscription that sign, the newest first."""
+        """Return the sealed secrets of a subscription that sign deliveries, the newest first."""
         sql = """
             SELECT sealed, CASE WHEN former_until > :now THEN former_sealed END AS former_sealed
             FROM webhook_subscriptions
@@ -62,7 +62,7 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
 
     @classmethod
     async def listed(cls, source: Queryable, user_id: str | None = None) -> list[Subscription]:
-        """Return the subscriptions of a user, or everybody's, in the order they were made."""
+        """Return the subscriptions of a user, or of all, in the order of creation."""
         where = "" if user_id is None else "WHERE t.user_id = :user_id"
         return await cls.select(source, f"{where} ORDER BY t.created_at, t.id", user_id=user_id)
 
@@ -74,20 +74,20 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
     async def heads(
         source: Queryable, subscription_id: str, limit: int, latest: datetime
     ) -> list[Delivery]:
-        """Return the first pending delivery of each lane, those that are due, or after a moment, first."""
+        """Return the first pending delivery of each lane, by due time; those due after `latest` come first."""
         params = {"subscription_id": subscription_id, "limit": limit, "latest": to_stored(latest)}
         rows = await source.all(_HEADS, params)
         return [record_of(row, Delivery) for row in rows]
 
     @classmethod
     async def store_result(cls, tx: Transaction, delivery: Delivery) -> bool:
-        """Store how a try ended, unless the delivery is gone or settled, or asked for again since."""
+        """Store the result of an attempt, unless the delivery was deleted, settled or replayed since."""
         where = "AND state = 'pending' AND begun_at = :begun_at"
         return await cls.update(tx, delivery, where, but="number")
 
     @staticmethod
     async def give_up(tx: Transaction, failed: Delivery, cutoff: datetime, now: datetime) -> int:
-        """Give up what waits behind a failed delivery since before a moment; return how many."""
+        """Mark old pending deliveries behind a failed one as failed; return how many."""
         sql = """
             UPDATE webhook_deliveries
             SET state = 'failed', reason = :reason, settled_at = :now
@@ -107,9 +107,9 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
 
     @staticmethod
     async def replay(
-        tx: Transaction, subscription_id: str, which: str, now: datetime, *, one: str | None = None
+        tx: Transaction, subscription_id: str, where: str, now: datetime, *, one: str | None = None
     ) -> int:
-        """Make deliveries due, as if they were not tried yet; return how many."""
+        """Make deliveries due with a new count of attempts; return how many."""
         sql = """
             UPDATE webhook_deliveries
             SET state = 'pending', attempts = 0, reason = '', status = NULL, begun_at = :now,
@@ -117,15 +117,15 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
             WHERE subscription_id = :subscription_id AND
         """
         params = {"subscription_id": subscription_id, "id": one, "now": to_stored(now)}
-        return await tx.run(f"{sql} {which}", params)
+        return await tx.run(f"{sql} {where}", params)
 
     @classmethod
     async def find_of(
         cls, source: Queryable, subscription_id: str, delivery_id: str
     ) -> Delivery | None:
-        """Return a delivery of a subscription."""
-        rest = "WHERE t.id = :id AND t.subscription_id = :of"
-        return await cls.first(source, rest, id=delivery_id, of=subscription_id)
+        """Return a delivery of a subscription, or None."""
+        tail = "WHERE t.id = :id AND t.subscription_id = :of"
+        return await cls.first(source, tail, id=delivery_id, of=subscription_id)
 
     @classmethod
     async def search(
@@ -137,11 +137,11 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
         before: int,
         limit: int,
     ) -> list[Delivery]:
-        """Return deliveries of a subscription before a number, newest first."""
-        which = "" if state is None else "AND t.state = :state"
+        """Return a page of deliveries before a number, newest first."""
+        where = "" if state is None else "AND t.state = :state"
         return await cls.select(
             source,
-            f"WHERE t.subscription_id = :of AND t.number < :before {which}"
+            f"WHERE t.subscription_id = :of AND t.number < :before {where}"
             " ORDER BY t.number DESC LIMIT :limit",
             of=subscription_id,
             state=state,
@@ -151,7 +151,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
 
     @staticmethod
     async def delete_settled(tx: Transaction, before: datetime) -> int:
-        """Delete some of the deliveries that were settled before a moment; return how many."""
+        """Delete a batch of deliveries settled before a moment; return how many."""
         sql = """
             DELETE FROM webhook_deliveries
             WHERE number IN (
@@ -162,7 +162,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
 
     @staticmethod
     async def delete_settled_of(tx: Transaction, subscription_id: str) -> int:
-        """Delete some of the settled deliveries of a subscription; return how many."""
+        """Delete a batch of a subscription's settled deliveries; return how many."""
         sql = """
             DELETE FROM webhook_deliveries
             WHERE number IN (
@@ -174,7 +174,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
         return await tx.run(sql, {"id": subscription_id, "most": _BATCH})
 
 
-# From lane to lane along the index: however much waits, only the first of each is read.
+# Skips from lane to lane along the index, so that only the first delivery of each lane is read.
 _HEADS = """
     WITH RECURSIVE lanes (lane) AS (
         SELECT MIN(lane)

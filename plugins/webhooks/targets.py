@@ -1,4 +1,4 @@
-"""Checks webhook URLs when they are registered."""
+"""Validates webhook URLs."""
 
 import re
 from typing import Final
@@ -13,15 +13,15 @@ _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 
 
 def check_url(url: str, *, allows_private: bool) -> None:
-    """Raise InvalidRequest for what is no URL that may be registered.
+    """Raise InvalidRequest for an invalid URL.
 
-    Raises NotAllowed for an address that is not public, unless those are allowed. Of a host that is a
-    name only the connection will tell where it leads.
+    Raises NotAllowed for a private address, unless those are allowed. The address of a host name is
+    checked only when connecting.
     """
     problem = _problem(url)
     if problem:
         raise InvalidRequest(problem, loc=("body", "url"))
-    if not allows_private and not _may_be_outside(urlsplit(url).hostname or ""):
+    if not allows_private and not _may_be_public(urlsplit(url).hostname or ""):
         raise NotAllowed("The host should be a public address: the operator allows no other")
 
 
@@ -36,13 +36,13 @@ def _problem(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host or "\\" in url or port == 0:
         return "Input should be a URL that begins with http:// or https:// and a host"
     if parts.username is not None or parts.password is not None:
-        return "A URL with a user name or a password is not taken"
+        return "A URL with a user name or a password is not allowed"
     if parts.fragment:
-        return "A URL with a fragment is not taken"
+        return "A URL with a fragment is not allowed"
     return "" if _HOST.fullmatch(host) else "The host should be a name in ASCII or an address"
 
 
-def _may_be_outside(host: str) -> bool:
+def _may_be_public(host: str) -> bool:
     try:
         found = parse_host(host)
     except BadHost:
