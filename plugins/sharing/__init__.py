@@ -1,7 +1,8 @@
-"""Shared conversations: links that show one to whoever has them, without a key and read-only.
+"""Shared conversations: links that give read-only access to a conversation without a key.
 
-`links` keeps them, `masking` and `redaction` say what of an event is shown, `page` is a conversation as
-one HTML file, `routes` has the API, for readers as published front ends call it.
+`links` stores them, `masking` and `redaction` remove secrets and redacted parts from events, `page` renders
+a conversation as one HTML file, `routes` contains the API; its routes for readers are those that published
+front ends call.
 """
 
 from agentsvc.plugin import offers

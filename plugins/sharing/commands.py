@@ -1,4 +1,4 @@
-"""`agentsvc share`: links that show conversations of a server, and conversations as files."""
+"""The commands `agentsvc share`: manage links to conversations, and export conversations."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -26,27 +26,27 @@ _redact_option = click.option(
     "--redact",
     multiple=True,
     type=click.Choice([one.value for one in Redaction]),
-    help="What is not shown; may be given several times.",
+    help="What to hide; may be given several times.",
 )
 
 
 @click.group("share", epilog=example("agentsvc share add 7c9e66797425 --days 7 --redact paths"))
 def command() -> None:
-    """Show conversations to whoever has a link, without a key.
+    """Share conversations by links that need no key.
 
-    The server has to allow it by `sharing.enabled`. Secrets of yours are never shown.
+    The server must allow it by `sharing.enabled`. Your secrets are never shown.
     """
 
 
 @command.command(epilog=example("agentsvc share add 7c9e66797425 --days 7 --redact paths"))
 @click.argument("conversation_id", metavar="ID")
-@click.option("--days", type=click.IntRange(1, 36500), help="Days until the link ends.")
+@click.option("--days", type=click.IntRange(1, 36500), help="Days until the link expires.")
 @_redact_option
 @server_options
 def add(
     conversation_id: str, *, days: int | None, redact: tuple[str, ...], server: ServerChoice
 ) -> None:
-    """Make a link to the conversation with this ID, and print its address."""
+    """Create a link to the conversation with this ID, and print its URL."""
     api = get_api(server)
     body = {
         "conversation_id": find_conversation(api, conversation_id)["id"],
@@ -60,7 +60,7 @@ def add(
 @json_option
 @server_options
 def list_links(*, as_json: bool, server: ServerChoice) -> None:
-    """List your links that work."""
+    """List your valid links."""
     found = get_api(server).call("GET", _SHARES)
     rows = [
         (one["id"], one["conversation_id"], one["expires_at"] or "never", ",".join(one["redact"]))
@@ -73,7 +73,7 @@ def list_links(*, as_json: bool, server: ServerChoice) -> None:
 @click.argument("link", metavar="LINK")
 @server_options
 def revoke(link: str, *, server: ServerChoice) -> None:
-    """End a link, named by its id or its address, at once."""
+    """Revoke a link, given by its id or its URL, at once."""
     link_id = link.rstrip("/").rpartition("/")[2]
     get_api(server).call("DELETE", f"{_SHARES}/{link_id}")
     click.echo(f"link {link_id} is revoked", err=True)
@@ -92,7 +92,7 @@ def revoke(link: str, *, server: ServerChoice) -> None:
 def export(
     conversation_id: str, *, output: Path, redact: tuple[str, ...], server: ServerChoice
 ) -> None:
-    """Write the conversation with this ID to an HTML file, which needs no script and no server."""
+    """Write the conversation with this ID to an HTML file that needs no script and no server."""
     api = get_api(server)
     found = find_conversation(api, conversation_id)
     path = f"/api/v1/app-conversations/{found['id']}/page"

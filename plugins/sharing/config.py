@@ -6,14 +6,14 @@ from msgspec import Meta, Struct
 
 
 class SharingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `sharing` section: conversations that are shown to whoever has a link."""
+    """The `sharing` section: links to conversations."""
 
     enabled: bool = False
-    """Let users make links that show a conversation without a key"""
+    """Let users create links that show a conversation without a key"""
     public_flag: bool = False
-    """Share a conversation under its own id, too, while its `public` is true, as the share button
-    of published front ends sets it; without redaction"""
+    """Share a conversation also under its own id while its `public` is true, as set by the share button
+    of published front ends; without redaction"""
     longest_days: Annotated[int, Meta(ge=0, le=36500)] = 0
-    """Longest time a link may work, in days; 0: for ever"""
+    """Maximum lifetime of a link, in days; 0: unlimited"""
     requests_per_minute: Annotated[int, Meta(ge=0)] = 240
-    """Most requests a minute from one address; 0 is no limit"""
+    """Maximum requests a minute from one address; 0 is no limit"""

@@ -1,4 +1,4 @@
-"""Keeps the links of shared conversations, and reads what they show."""
+"""Stores the links of shared conversations, and reads the data that they show."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +17,7 @@ from .config import SharingConfig
 from .redaction import SHOWN_KINDS, Redaction, show
 
 MAX_LINKS: Final = 1000
-"""How many links a user may have that have not expired."""
+"""Maximum number of valid links per user."""
 
 MIGRATIONS: Final = (
     """
@@ -38,7 +38,7 @@ _LIVE: Final = "(expires_at IS NULL OR expires_at > :now)"
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What shows one conversation to whoever knows its id."""
+    """A link to one conversation; its id is the only credential."""
 
     id: str
     conversation_id: str
@@ -68,11 +68,11 @@ class Links:
         redact: Collection[Redaction],
         expires_at: datetime | None,
     ) -> Link:
-        """Make a link; raises NotFound, Conflict for too many, InvalidRequest for a time gone by."""
+        """Create a link; raises NotFound, Conflict for too many, InvalidRequest for a time in the past."""
         view = await self._conversations.get(user_id, conversation_id)
         moment = now()
         if expires_at is not None and expires_at <= moment:
-            raise InvalidRequest("The time is over already", loc=("body", "expires_at"))
+            raise InvalidRequest("The time is in the past", loc=("body", "expires_at"))
         if self._config.longest_days:
             last = moment + timedelta(days=self._config.longest_days)
             expires_at = min(expires_at or last, last)
@@ -99,21 +99,21 @@ class Links:
         return await self._db.write(body)
 
     async def list_of(self, user_id: str, conversation_id: str | None = None) -> list[Link]:
-        """Return a user's links that work, of one conversation or of all, in the order they were made."""
+        """Return a user's valid links, of one conversation or of all, in the order of creation."""
         where = "" if conversation_id is None else " AND conversation_id = :conversation_id"
-        rest = f"WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
+        tail = f"WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
         params = {"user_id": user_id, "now": to_stored(now()), "conversation_id": conversation_id}
-        return await _LinkTable.select(self._db, rest, **params)
+        return await _LinkTable.select(self._db, tail, **params)
 
     async def revoke(self, user_id: str, link_id: str) -> None:
-        """Remove a link, which shows nothing from then on; raises NotFound."""
+        """Delete a link, which is invalid from then on; raises NotFound."""
         sql = "DELETE FROM plugin_sharing_links WHERE id = :id AND user_id = :user_id"
         params = {"id": parse_uuid(link_id), "user_id": user_id}
         if not await self._db.write(lambda tx: tx.run(sql, params)):
             raise NotFound("There is no such link")
 
     async def find(self, link_id: str) -> Link | None:
-        """Return a link that works; None also for one of a user who is blocked or leaves."""
+        """Return a valid link; None also if its user is blocked or being deleted."""
         known = parse_uuid(link_id)
         if known is None:
             return None
@@ -126,7 +126,7 @@ class Links:
 
 
 class SharedView:
-    """What one link shows, without the secrets of its user."""
+    """The data that one link shows, without the secrets of its user."""
 
     def __init__(
         self, server: Server, link: Link, view: ConversationView, mask: Callable[[str], str]
@@ -138,7 +138,7 @@ class SharedView:
 
     @classmethod
     async def open(cls, server: Server, link: Link) -> "SharedView":
-        """Read what is needed to show a conversation; raises NotFound for one that did not start."""
+        """Load the conversation and its user's secrets; raises NotFound if it did not start."""
         user_id, conversation_id = link.user_id, link.conversation_id
         view = await server.conversations.get(user_id, conversation_id)
         secrets = SecretStore(server.database, server.vault)
@@ -157,19 +157,19 @@ class SharedView:
     async def search(
         self, query: EventQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[bytes], str | None]:
-        """Return a page of events as they are shown, and the id of the next page."""
+        """Return a page of redacted events, and the id of the next page."""
         found, next_page_id = await self._events.search(
-            self.conversation.id, _shown_only(query), page_id=page_id, limit=limit
+            self.conversation.id, _only_shown_kinds(query), page_id=page_id, limit=limit
         )
         shown = await asyncio.to_thread(self._show, [one.body for one in found])
         return [one for one in shown if one is not None], next_page_id
 
     async def count(self, query: EventQuery) -> int:
-        """Return how many events a search finds on all its pages."""
-        return await self._events.count(self.conversation.id, _shown_only(query))
+        """Return the number of events that a search finds on all pages."""
+        return await self._events.count(self.conversation.id, _only_shown_kinds(query))
 
     async def find_many(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the event of each id as it is shown, or None."""
+        """Return the redacted event of each id, or None."""
         found = await self._events.find_many(self.conversation.id, ids)
         return await asyncio.to_thread(self._show, [one.body if one else None for one in found])
 
@@ -183,7 +183,7 @@ def _mask_of(known: list[Any]) -> Callable[[str], str]:
     return Masker(secrets_in(known)).mask
 
 
-def _shown_only(query: EventQuery) -> EventQuery:
+def _only_shown_kinds(query: EventQuery) -> EventQuery:
     return msgspec.structs.replace(query, kinds=SHOWN_KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Finds the secrets of a user, and hides them in text, whatever form they have there. Pure."""
+"""Collects the secrets of a user, and masks them in texts in all their encodings. Pure."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import msgspec
 from agentsvc.base import MASK, Secret
 
 SHORTEST: Final = 4
-"""Shorter texts than this hide nothing, and stand everywhere."""
+"""Minimum length of a masked text: shorter ones are no secrets, and occur everywhere."""
 
 _PATTERNS: Final = re.compile(
     r"""
@@ -29,16 +29,16 @@ _PATTERNS: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""What looks like a secret, whoever's it is: private keys, tokens, passwords in URLs and variables.
-A word may begin behind the `\\n` of a text that is JSON itself."""
+"""Patterns of secrets in general: private keys, tokens, passwords in URLs and variables.
+A word may begin after the `\\n` of a text that is JSON itself."""
 _WRAPPED: Final = 32
-"""What is longer may be shown in several lines, as `base64` does."""
+"""Longer texts may be wrapped into several lines, as `base64` does."""
 _breaks: Final = re.compile(r"\s|(?<!\\)\\++[nrt]")
-"""What breaks lines; backslashes are looked through once, however many there are."""
+"""Line breaks, also escaped ones; a run of backslashes is scanned only once."""
 
 
 def secrets_in(value: Any) -> Iterator[str]:
-    """Yield every secret of a record, however deep."""
+    """Yield every secret in a record, at any depth."""
     match value:
         case Secret():
             yield value.reveal()
@@ -56,9 +56,9 @@ def secrets_in(value: Any) -> Iterator[str]:
 
 
 class Masker:
-    """Hides secrets in texts: as they are, quoted for JSON, URLs and HTML, in Base64 and in digits.
+    """Masks secrets in texts: plain, escaped for JSON, URLs and HTML, in Base64 and in hex.
 
-    Long ones are found in several lines, too.
+    Long ones are also found if they are wrapped into several lines.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class Masker:
         self._long = [one for one in self._forms if len(one) > _WRAPPED and not _breaks.search(one)]
 
     def mask(self, text: str) -> str:
-        """Return a text without secrets."""
+        """Replace all secrets in a text."""
         for form in self._forms:
             if form in text:
                 text = text.replace(form, MASK)
@@ -76,31 +76,31 @@ class Masker:
         return _PATTERNS.sub(lambda found: f"{found['name'] or found['asked'] or ''}{MASK}", text)
 
     def _mask_wrapped(self, text: str) -> str:
-        """Return a text without the secrets that there are once its lines are joined."""
+        """Replace secrets that are wrapped into several lines."""
         joined = _breaks.sub("", text)
         found = [form for form in self._long if form in joined]
         if not found:
             return text
-        # Where each part between two breaks begins, in both.
+        # The start of each part between two breaks, in the joined and in the original text.
         in_joined, in_text, removed = array("q", [0]), array("q", [0]), 0
-        for gap in _breaks.finditer(text):
-            removed += len(gap[0])
-            in_joined.append(gap.end() - removed)
-            in_text.append(gap.end())
+        for line_break in _breaks.finditer(text):
+            removed += len(line_break[0])
+            in_joined.append(line_break.end() - removed)
+            in_text.append(line_break.end())
 
-        def place(at: int) -> int:
+        def position(at: int) -> int:
             part = bisect_right(in_joined, at) - 1
             return in_text[part] + at - in_joined[part]
 
         pieces, end = [], 0
         for first, last in sorted(span for form in found for span in _spans(joined, form)):
-            pieces += [text[end : place(first)], MASK]
-            end = max(end, place(last) + 1)
+            pieces += [text[end : position(first)], MASK]
+            end = max(end, position(last) + 1)
         return "".join((*pieces, text[end:]))
 
 
 def _spans(text: str, form: str) -> Iterator[tuple[int, int]]:
-    """Yield where a form begins and ends each time that it is in a text."""
+    """Yield the first and last index of each occurrence of a form in a text."""
     at = text.find(form)
     while at >= 0:
         yield at, at + len(form) - 1
@@ -118,7 +118,7 @@ def _forms(secret: str) -> Iterator[str]:
     yield quote_plus(secret)
     yield secret.encode().hex()
     yield secret.encode().hex().upper()
-    # What stands before it moves the letters of Base64; those that it shares with that are left out.
+    # Preceding bytes shift the characters of Base64; those that also encode other bytes are left out.
     for shift in range(3):
         encoded = b64encode(b"\0" * shift + secret.encode()).decode()
         form = encoded.rstrip("=")[(0, 2, 3)[shift] : -1]
@@ -132,9 +132,9 @@ def _forms(secret: str) -> Iterator[str]:
 def _in_json(text: str) -> Iterator[str]:
     for ensure_ascii in (False, True):
         quoted = text
-        # A text that is JSON may be a part of one that is JSON again.
+        # JSON may be nested in strings of JSON.
         for _ in range(3):
             quoted = json.dumps(quoted, ensure_ascii=ensure_ascii)[1:-1]
             yield quoted
-            # What programs write that expect it in HTML.
+            # The form of programs that escape JSON for HTML.
             yield quoted.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

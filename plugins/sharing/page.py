@@ -1,4 +1,4 @@
-"""A shared conversation as one HTML file that needs no script, written part by part. Pure."""
+"""Renders a shared conversation as one HTML file without scripts, part by part. Pure."""
 
 import json
 from base64 import b64encode
@@ -27,7 +27,7 @@ _HASH: Final = b64encode(sha256(_STYLE.encode()).digest()).decode()
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
 )
-"""What a browser lets the page do: nothing but look as it does."""
+"""The content security policy of the page: only its own style sheet is allowed."""
 
 _NOTICES: Final = {
     "PauseEvent": "Paused",
@@ -38,7 +38,7 @@ _texts: Final = partial(texts, image="[image]")
 
 
 def head(title: str, facts: Iterable[str]) -> bytes:
-    """Return the beginning of the file."""
+    """Render the beginning of the file."""
     shown = escape(title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -54,12 +54,12 @@ FOOT: Final = b"</main></body></html>\n"
 
 
 def articles(events: Iterable[bytes]) -> bytes:
-    """Return some events as parts of the file."""
+    """Render some events."""
     return b"".join(map(article, events))
 
 
 def article(body: bytes) -> bytes:
-    """Return an event as a part of the file."""
+    """Render an event."""
     event = json.loads(body)
     kind, at = event["kind"], escape(str(event.get("timestamp", ""))[:19].replace("T", " "))
     who, tone, inner = "Agent", "", "".join(_inner(kind, event))

@@ -1,4 +1,4 @@
-"""Redacts events for visitors who have a link. Pure."""
+"""Redacts events for readers of links. Pure."""
 
 import json
 import math
@@ -22,27 +22,27 @@ SHOWN_KINDS: Final = (
     "PauseEvent",
     "UserRejectObservation",
 )
-"""The kinds of events that are shown: what was said and done, and nothing of how the agent is set up."""
+"""The kinds of events that are shown: messages and actions, but not the configuration of the agent."""
 
 
 class Redaction(StrEnum):
-    """What a link does not show."""
+    """The parts of events that a link hides."""
 
     TOOL_OUTPUT = "tool_output"
-    """What tools have printed and returned"""
+    """Output and results of tools"""
     FILES = "files"
     """Contents of files that tools read and write"""
     PATHS = "paths"
-    """Absolute paths, and what tools name as a path"""
+    """Absolute paths, and paths in fields of tools"""
 
 
 _OUTPUTS: Final = frozenset({"observation", "error", "content"})
-"""Members of the events of tools that hold what came of them, beside `raw_output`."""
+"""Members of tool events that contain the result, in addition to `raw_output`."""
 _ARE_OUTPUTS: Final = frozenset({"ObservationEvent", "AgentErrorEvent", "ACPToolCallEvent"})
 _STRUCTURE: Final = frozenset({"kind", "command", "path", "file_path"})
-"""Members of a call and of what came of it that say what it is."""
+"""Members of a call and of its result that describe its structure."""
 _PARTS: Final = frozenset({"text", "image", "content", "diff", "terminal"})
-"""Types of the parts of what a tool has returned."""
+"""Types of the parts of a tool's result."""
 _CONTENTS: Final = frozenset(
     {
         "file_text",
@@ -67,24 +67,24 @@ _ABSOLUTE: Final = re.compile(
 )
 _FILE_TOOL: Final = re.compile(r"(?i)file|edit|patch|planning|grep")
 _FILE_KINDS: Final = frozenset({"read", "edit", "search"})
-"""How agents of other makers say that a tool works on files."""
-_DEEPEST: Final = 100
+"""The kinds of file tools in events of ACP agents."""
+_MAX_DEPTH: Final = 100
 
 
 def show(body: bytes, mask: Callable[[str], str], redact: Collection[Redaction]) -> bytes | None:
-    """Return an event as it is shown, None for one that is not."""
+    """Return a redacted event, or None if it is not shown."""
     try:
-        # It takes whatever is JSON: integers of any size, and halves of surrogates.
+        # `json` accepts integers of any size and lone surrogates.
         event = json.loads(body)
     except (ValueError, RecursionError):
         return None
     if event.get("kind") not in SHOWN_KINDS:
         return None
-    # What the server has added to a message was not said by the user.
+    # The additions of the server to a message are not the user's text.
     if "extended_content" in event:
         event["extended_content"] = []
     try:
-        # Before it is masked: a secret may have the value of a member's name, or of a tool's.
+        # Redacted before masking, since a secret may equal the name of a member or a tool.
         event = _redacted(event, redact) if redact else event
     except RecursionError:
         return None
@@ -97,7 +97,7 @@ def show(body: bytes, mask: Callable[[str], str], redact: Collection[Redaction])
 def show_text(
     text: str | None, mask: Callable[[str], str], redact: Collection[Redaction]
 ) -> str | None:
-    """Return a text beside the events, such as the title, as it is shown."""
+    """Redact a text other than an event, such as the title."""
     return text and _cleaned(text, mask, has_paths=Redaction.PATHS in redact)
 
 
@@ -107,7 +107,7 @@ def _cleaned(text: str, mask: Callable[[str], str], *, has_paths: bool) -> str:
 
 
 def _redacted(event: dict[str, Any], redact: Collection[Redaction]) -> dict[str, Any]:
-    # The call as the model wrote it says once more what is in the action.
+    # The call of the model repeats the content of the action.
     if isinstance(call := event.get("tool_call"), dict):
         event["tool_call"] = {**call, "arguments": "{}"}
     hides_call = Redaction.FILES in redact and _is_of_file(event)
@@ -129,7 +129,7 @@ def _is_of_file(event: dict[str, Any]) -> bool:
 
 
 def _blank(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Return a value of the same shape, in which only the structure says something."""
+    """Return a value of the same shape, with all texts replaced except structural ones."""
     match value:
         case str():
             is_structure = depth == 1 and name in _STRUCTURE
@@ -144,7 +144,7 @@ def _blank(value: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def _replace(value: Any, names: Collection[str], text: str) -> Any:
-    """Return a value in which the texts of some members are another one."""
+    """Replace the texts in members with certain names."""
     match value:
         case dict():
             return {
@@ -158,16 +158,16 @@ def _replace(value: Any, names: Collection[str], text: str) -> Any:
 
 
 def _walk(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """Return a value with every text in it changed."""
+    """Apply a function to every text in a value."""
     if value in (math.inf, -math.inf):
-        # It was too large for a number, and its name is no JSON.
+        # The number overflowed, and JSON has no infinity.
         value = None
     match value:
         case str():
             return change(value)
-        case dict() if depth < _DEEPEST:
+        case dict() if depth < _MAX_DEPTH:
             return {change(key): _walk(item, change, depth + 1) for key, item in value.items()}
-        case list() if depth < _DEEPEST:
+        case list() if depth < _MAX_DEPTH:
             return [_walk(item, change, depth + 1) for item in value]
         case dict() | list():
             return None

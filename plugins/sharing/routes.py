@@ -1,4 +1,4 @@
-"""The API of shared conversations: links for owners, and what whoever has one may read."""
+"""The API of shared conversations: links for owners, and read access for readers of links."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -58,12 +58,12 @@ from .redaction import Redaction, show_text
 _MAX_IDS: Final = 100
 _PAGE: Final = 100
 _PIECE: Final = 64 * 1024
-"""How much of a page is sent before its link is looked at again."""
+"""Size of the pieces of a page; the link is checked again before each piece."""
 _HEADERS: Final = {
     "X-Robots-Tag": "noindex, nofollow, noarchive",
     "Referrer-Policy": "no-referrer",
 }
-"""Whoever has the link may read it: it is not for search engines, and not told to others."""
+"""The link is a credential: pages must not be indexed, and its URL not sent as a referrer."""
 
 
 class ShareOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,43 +72,43 @@ class ShareOrder(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: Annotated[str, Meta(max_length=64)]
     """Id of the conversation to show"""
     expires_at: Time | None = None
-    """When the link ends; null: as late as the server lets it"""
+    """When the link expires; null: the latest time that the server allows"""
     redact: Annotated[list[Redaction], Meta(max_length=len(Redaction))] = []
-    """What it does not show; secrets are never shown"""
+    """What to hide; secrets are never shown"""
 
 
 class ShareQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which links to list."""
+    """The filter of a list of links."""
 
     conversation_id: str | None = None
-    """Only links to this conversation; left out: all"""
+    """Only links to this conversation; omitted: all"""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """A link that shows a conversation."""
 
     id: str
-    """Id of the link, which is all that is needed to read: the id of a shared conversation"""
+    """Id of the link, the only credential of readers: the id of a shared conversation"""
     url: str
-    """Where a browser shows it"""
+    """URL of the page for browsers"""
     conversation_id: str
-    """Id of the conversation it shows"""
+    """Id of the shared conversation"""
     redact: list[Redaction]
-    """What it does not show"""
+    """What it hides"""
     created_at: Time
     expires_at: Time | None
-    """When it ends; null: when it is revoked"""
+    """When it expires; null: only when it is revoked"""
 
 
 class SharedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """SharedConversation: a conversation as whoever has its link sees it."""
+    """SharedConversation: a conversation as shown to readers of its link."""
 
     id: str
     """Id of the link"""
     created_by_user_id: str | None = None
-    """Always null: nothing is told of the owner"""
+    """Always null: the owner is not shown"""
     sandbox_id: str = ""
-    """Always empty: nothing is told of the sandbox"""
+    """Always empty: the sandbox is not shown"""
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
@@ -116,9 +116,9 @@ class SharedConversation(msgspec.Struct, frozen=True, kw_only=True):
     """Title; null if it has none"""
     pr_number: list[int]
     llm_model: str | None
-    """Provider and name of the model it works with; null until that is known"""
+    """Provider and name of its model; null until that is known"""
     metrics: Metrics | None
-    """What it has cost so far; null before the agent has asked its model"""
+    """Its cost so far; null before the first call of the model"""
     parent_conversation_id: str | None = None
     """Always null: a link shows one conversation"""
     sub_conversation_ids: list[str] = []
@@ -128,14 +128,14 @@ class SharedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedIds(msgspec.Struct, frozen=True, kw_only=True):
-    """Which shared conversations to get."""
+    """The ids of the shared conversations to get."""
 
     ids: Annotated[list[str], Meta(max_length=_MAX_IDS)]
     """Ids of links, at most 100"""
 
 
 class OfShared(msgspec.Struct, frozen=True, kw_only=True):
-    """The link, where the query names it."""
+    """The link, in the query of a request."""
 
     conversation_id: str
     """Id of the link"""
@@ -156,28 +156,28 @@ class SharedSearch(EventSearch, frozen=True, kw_only=True):
 
 
 class SharedEventIds(OfShared, frozen=True, kw_only=True):
-    """Which shared events to get."""
+    """The ids of the shared events to get."""
 
     id: Annotated[list[str], Meta(max_length=_MAX_IDS)]
     """Ids of events, at most 100"""
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How a page is sent."""
+    """The query of a shared page."""
 
     download: bool = False
-    """Whether a browser saves it as a file"""
+    """Whether browsers save it as a file"""
 
 
 class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a conversation is left out of its page."""
+    """The query of an exported page."""
 
     redact: list[Redaction] = []
-    """What it does not show; secrets are never shown"""
+    """What to hide; secrets are never shown"""
 
 
 class Sharing(Extension[SharingConfig]):
-    """The routes."""
+    """The server extension of shared conversations."""
 
     Config = SharingConfig
     migrations = MIGRATIONS
@@ -188,7 +188,7 @@ class Sharing(Extension[SharingConfig]):
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
-        """Give the handlers what they need."""
+        """Create the objects that the handlers use."""
         self._server = server
         self._links = Links(server, self.config)
         yield
@@ -204,10 +204,10 @@ class Sharing(Extension[SharingConfig]):
     # For owners
 
     async def post_share(self, request: web.Request, body: ShareOrder) -> Link:
-        """Make a link that shows a conversation.
+        """Create a link that shows a conversation.
 
-        Whoever has the link reads the conversation without a key: what was said and done so far, and
-        what is from now on. It shows no secret of yours, and nothing of how the agent is set up.
+        Anybody with the link can read the conversation without a key: its messages and actions so far, and
+        future ones. It shows none of your secrets, and not the configuration of the agent.
         """
         expires_at = None if body.expires_at is None else parse_time(body.expires_at)
         if body.expires_at is not None and expires_at is None:
@@ -226,7 +226,7 @@ class Sharing(Extension[SharingConfig]):
     async def get_shares(self, request: web.Request, query: ShareQuery) -> list[Share]:
         """List your links.
 
-        Those that work, in the order they were made.
+        Only valid ones, in the order of creation.
         """
         wanted = query.conversation_id
         conversation_id = wanted and await self._resolve(request, wanted)
@@ -236,7 +236,7 @@ class Sharing(Extension[SharingConfig]):
     async def delete_share(self, request: web.Request, share_id: str) -> Success:
         """Revoke a link.
 
-        Nothing is shown from the next request on. A page that somebody has saved is theirs.
+        The next request with it is rejected. Saved pages are not affected.
         """
         await self._links.revoke(request[PRINCIPAL].user_id, share_id)
         return SUCCESS
@@ -246,7 +246,7 @@ class Sharing(Extension[SharingConfig]):
     ) -> web.StreamResponse:
         """Download a conversation as an HTML file.
 
-        One HTML file that needs no script and no network, as a link would show it.
+        One HTML file without scripts and external resources, with the content that a link would show.
         """
         link = Link(
             id="",
@@ -265,8 +265,8 @@ class Sharing(Extension[SharingConfig]):
     ) -> list[SharedConversation | None]:
         """Get shared conversations.
 
-        In the order of the ids, null for each that shows nothing. Reading starts no sandbox. To the rate
-        limit each id is a request.
+        In the order of the ids, null for each invalid one. Reading starts no sandbox. Each id counts as a
+        request for the rate limit.
         """
         for _ in query.ids[1:]:
             enforce(request, self._limit.take(client_of(request)))
@@ -278,8 +278,7 @@ class Sharing(Extension[SharingConfig]):
     ) -> web.Response:
         """Search the events of a shared conversation.
 
-        Without what the link redacts, secrets, and what agents are told beside messages. A link that
-        shows nothing has no events.
+        Without redacted parts, secrets, and instructions added to messages. An invalid link has no events.
         """
         wanted = to_query(query, sort=query.sort_order)
         view = await self._find(query.conversation_id)
@@ -291,7 +290,7 @@ class Sharing(Extension[SharingConfig]):
     async def count_shared_events(self, _request: web.Request, query: SharedFilter) -> int:
         """Count the events of a shared conversation.
 
-        With the filters of the search; 0 for a link that shows nothing.
+        With the filters of the search; 0 for an invalid link.
         """
         wanted = to_query(query)
         view = await self._find(query.conversation_id)
@@ -322,16 +321,16 @@ class Sharing(Extension[SharingConfig]):
     ) -> web.StreamResponse:
         """Show a shared conversation in a browser.
 
-        One HTML file that needs no script. Where a published front end is served at this address, it
-        shows the conversation instead.
+        One HTML file without scripts. If the server serves a published front end, that shows the conversation
+        at this URL instead.
         """
         link = await self._links.find(share_id)
         if link is None:
-            raise NotFound("This link does not exist, or does not work any more")
+            raise NotFound("This link does not exist, or is no longer valid")
         return await self._send_page(request, link, is_download=query.download)
 
     def _limited(self, handle: Handler) -> Handler:
-        """Return a handler for everybody: rate limited by address, and not for search engines."""
+        """Wrap a public handler: limit its rate by address, and exclude search engines."""
 
         @wraps(handle)
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -357,7 +356,7 @@ class Sharing(Extension[SharingConfig]):
         try:
             return await SharedView.open(self._server, link)
         except NotFound:
-            # It was deleted a moment ago, or has not started.
+            # The conversation was just deleted, or has not started.
             return None
 
     async def _send_page(
@@ -378,7 +377,7 @@ class Sharing(Extension[SharingConfig]):
         async for part in self._parts(view):
             if not response.prepared:
                 await response.prepare(request)
-            # Whoever reads slowly would go on with what was revoked meanwhile.
+            # A slow reader must not get data after the link was revoked.
             if link.id and await self._links.find(link.id) is None:
                 raise ConnectionResetError("the link has ended")
             try:
@@ -407,20 +406,20 @@ class Sharing(Extension[SharingConfig]):
 
 
 def answer_link(request: web.Request, link: Link) -> web.Response:
-    """Answer with a link that was made."""
+    """Return the response for a created link."""
     return json_response(from_link(request, link), status=201)
 
 
 def from_link(request: web.Request, link: Link) -> Share:
-    """Return what its owner sees of a link."""
+    """Return the API's view of a link for its owner."""
     url = f"{links_of(request).base}/shared/conversations/{link.id}"
     return view_of(Share, link, url=url)
 
 
 def from_view(view: SharedView) -> SharedConversation:
-    """Return what is shown of a conversation beside its events."""
+    """Return the API's view of a conversation for readers, without its events."""
     found, link = view.conversation, view.link
-    # Each by its name: what else a conversation has is not for readers.
+    # Fields are listed explicitly, since the others are not for readers.
     return SharedConversation(
         id=link.id,
         selected_repository=show_text(found.selected_repository, view.mask, link.redact),

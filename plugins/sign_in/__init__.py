@@ -1,7 +1,7 @@
-"""Sign-in of browsers by OpenID Connect, or by the header of a proxy, beside API keys and login links.
+"""Sign-in of browsers by OpenID Connect or by the header of a proxy, besides API keys and login links.
 
-`provider` asks a provider and checks what it says, `identities` keeps who is which user, `roles` says
-what users may do, `routes` has the API. What begins is a login as any other, see `agentsvc.accounts`.
+`provider` calls a provider and validates its responses, `identities` maps external accounts to users, `roles`
+maps groups to roles, `routes` contains the API. The result is an ordinary login, see `agentsvc.accounts`.
 """
 
 from agentsvc.plugin import offers

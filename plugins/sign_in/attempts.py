@@ -1,7 +1,7 @@
-"""Sign-ins that browsers have begun and that their provider has not answered yet.
+"""Pending sign-ins, which browsers have started and whose provider has not responded yet.
 
-They are kept in memory, each for some minutes: after a restart a user begins anew. What a browser keeps to
-itself, in storage that belongs to one origin, is what shows that it began the sign-in.
+They are kept in memory for some minutes: after a restart, users have to start again. The browser stores a
+binding token in the storage of the origin, which proves that it started the sign-in.
 """
 
 import secrets
@@ -17,7 +17,7 @@ _MAX: Final = 10_000
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign-in on its way: what only the server, the browser and the provider know of it."""
+    """A pending sign-in, with its secrets."""
 
     provider: str
     redirect_uri: str
@@ -29,7 +29,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """The sign-ins on their way, by the `state` that a provider hands back."""
+    """The pending sign-ins, by the `state` that a provider returns."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Attempts:
     def begin(
         self, provider: str, *, redirect_uri: str, invitation: str | None
     ) -> tuple[str, str, Attempt]:
-        """Begin one, and return its state and what the browser keeps to itself."""
+        """Start a sign-in; return its state, the binding token for the browser, and the attempt."""
         moment = self._clock()
         while self._pending:
             state, oldest = next(iter(self._pending.items()))
@@ -58,9 +58,9 @@ class Attempts:
         return state, binding, self._pending[state]
 
     def redeem(self, state: str, binding: str) -> Attempt:
-        """Return one, which is used up by that; raises NotAuthenticated for any but the browser's own."""
+        """Remove and return a sign-in; raises NotAuthenticated if it is unknown, expired, or another browser's."""
         found = self._pending.get(state)
         is_own = found is not None and secrets.compare_digest(found.binding_hash, sha256(binding))
         if found is None or not is_own or self._clock() - found.at >= _SECONDS:
-            raise NotAuthenticated("This sign-in was not begun here, or is over; begin it anew")
+            raise NotAuthenticated("This sign-in was not started here, or has expired; start again")
         return self._pending.pop(state)

@@ -1,4 +1,4 @@
-"""`agentsvc sign-in`: who may sign in by a provider."""
+"""The commands `agentsvc sign-in`: invite users to sign in by a provider."""
 
 import click
 
@@ -9,7 +9,7 @@ from agentsvc.cli.extension import ServerChoice, example, get_api, server_option
 def command() -> None:
     """Let users sign in by OpenID Connect, or by a proxy.
 
-    The server has to have `sign_in.enabled` set.
+    The server must have `sign_in.enabled` set.
     """
 
 
@@ -17,9 +17,9 @@ def command() -> None:
 @click.argument("user_name", metavar="USER")
 @server_options
 def invite(user_name: str, *, server: ServerChoice) -> None:
-    """Print an address by which somebody signs in as the user USER, once.
+    """Print a URL for signing in as the user USER, once.
 
-    From then on the account with which they did is this user.
+    From then on, the account that was used belongs to this user.
     """
     body = {"user_name": user_name}
     click.echo(get_api(server).call("POST", "/api/v1/sign-in/invitations", body=body)["url"])

@@ -1,4 +1,4 @@
-"""Keeps which user of this server somebody is whom a provider or a proxy knows, and their logins."""
+"""Maps accounts of providers and proxies to users of this server, and records their logins."""
 
 import logging
 from collections.abc import Sequence
@@ -59,36 +59,36 @@ MIGRATIONS: Final = (
 
 
 class ExternalIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody whom a provider or a proxy knows, with what that says of them."""
+    """An account of a provider or a proxy, with its name and role."""
 
     provider: str
     subject: str
-    """What they are called there for good."""
+    """The permanent id of the account."""
     name: str
     role: Role
     may_be_new: bool
     has_groups: bool
-    """Whether the role follows their groups at each sign-in."""
+    """Whether the role is updated from the groups at each sign-in."""
 
 
 class Identities:
-    """Everybody who has signed in."""
+    """The accounts that have signed in."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     async def find_key(self, person: ExternalIdentity, invitation: str | None) -> int:
-        """Return the number of the key that stands for somebody; makes user and key where needed.
+        """Return the id of an account's key; create the user and the key if necessary.
 
-        Raises NotAllowed for who is not invited or is blocked, Conflict for a name that is taken,
-        and NotAuthenticated for an invitation that is not good.
+        Raises NotAllowed if the user is not invited or is blocked, Conflict if the name is taken,
+        and NotAuthenticated for an invalid invitation.
         """
 
         async def body(tx: Transaction) -> int:
             found = await _find(tx, person)
             invited = await _take_invitation(tx, invitation) if invitation else None
             if found is not None and invited not in (None, found["user_id"]):
-                raise Conflict("You sign in as another user already; the invitation is still good")
+                raise Conflict("You already sign in as another user; the invitation is still valid")
             user_id = found["user_id"] if found else invited
             if user_id is None:
                 if not person.may_be_new:
@@ -103,7 +103,7 @@ class Identities:
     async def note_login(
         self, login_id: str, person: ExternalIdentity, session: str | None
     ) -> None:
-        """Keep by whom a login began, so that a provider can end it."""
+        """Store the account of a login, so that its provider can end it."""
         row = {
             "login_id": login_id,
             "provider": person.provider,
@@ -115,7 +115,7 @@ class Identities:
     async def logins_of(
         self, provider: str, *, subject: str | None, session: str | None
     ) -> Sequence[tuple[str, str]]:
-        """Return the users and the logins that a provider means: one session's, or all of somebody."""
+        """Return user ids and login ids of a provider's session, or of an account."""
         sql = """
             SELECT k.user_id, s.login_id
             FROM plugin_sign_in_logins AS s
@@ -129,7 +129,7 @@ class Identities:
         return [(row["user_id"], row["login_id"]) for row in await self._db.all(sql, params)]
 
     async def invite(self, user_id: str, lifetime: timedelta) -> Secret:
-        """Return the token of an invitation: who signs in with it first is this user."""
+        """Create the token of an invitation: the first account that signs in with it becomes this user."""
         token = new_key()
         row = {
             "hash": sha256(token.reveal()),
@@ -175,13 +175,13 @@ async def _take_invitation(tx: Transaction, token: str) -> str:
 async def _key_for(
     tx: Transaction, person: ExternalIdentity, user_id: str, found: Row | None
 ) -> int:
-    """Return the key that logins of somebody stand for; one that was revoked is replaced."""
+    """Return the id of the key for an account's logins; a revoked one is replaced."""
     if (await get_user(tx, user_id)).blocked_at is not None:
         raise NotAllowed("This user is blocked")
     if found is not None and found["key_id"] is not None:
         return int(found["key_id"])
     name = f"sign-in by {person.provider}"
-    # Nobody ever sees it: it is what logins belong to, and is revoked like any other.
+    # Nobody sees this key: logins belong to it, and it can be revoked like any other.
     key = await insert_key(tx, user_id, name, new_key(KEY_PREFIX))
     row = {
         "provider": person.provider,
@@ -202,5 +202,5 @@ async def _set_role(tx: Transaction, user_id: str, role: Role) -> None:
     try:
         await change_user(tx, user_id, UserPatch(role=role))
     except Conflict as exc:
-        # The last administrator stays one, or nobody could let anybody in.
+        # The last administrator must not lose the role.
         raise NotAllowed(f"Your role cannot follow your groups: {exc.message}") from exc

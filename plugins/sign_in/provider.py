@@ -1,7 +1,7 @@
-"""A provider that speaks OpenID Connect: where it is, its keys, and whether its tokens are good.
+"""The client of an OpenID Connect provider: its metadata, its keys, and the validation of tokens.
 
-`tokens` checks signatures and claims. Metadata and keys are fetched when they are first needed; keys again
-for a token that is of one that is not known, since providers change them.
+`tokens` verifies signatures and claims. Metadata and keys are fetched on first use; keys are fetched again for
+a token with an unknown key, since providers rotate them.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ _SECONDS: Final = 10.0
 _LARGEST_BYTES: Final = 512 * 1024
 _METADATA_SECONDS: Final = 3600.0
 _KEYS_AGAIN_SECONDS: Final = 1.0
-"""Tokens that nobody has signed can be sent by anybody, and must not make a provider busy."""
+"""Minimum time between two fetches: anybody can send forged tokens, which must not load a provider."""
 _LOGOUT_SECONDS: Final = 300
 _LOGOUT: Final = "http://schemas.openid.net/event/backchannel-logout"
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider says of itself."""
+    """The metadata of a provider."""
 
     issuer: str
     authorization_endpoint: str
@@ -56,7 +56,7 @@ class _Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provider:
-    """One provider of the configuration."""
+    """One configured provider."""
 
     def __init__(
         self, name: str, config: ProviderConfig, session: aiohttp.ClientSession, *, skew: int
@@ -77,7 +77,7 @@ class Provider:
             raise StartFailed(f"`sign_in.providers.{name}.issuer` has to be an https URL")
 
     async def authorization_url(self, state: str, attempt: Attempt) -> str:
-        """Return where a browser goes to sign in; raises SignInUnavailable."""
+        """Return the URL for signing in with a browser; raises SignInUnavailable."""
         metadata = await self._get_metadata()
         digest = hashlib.sha256(attempt.verifier.encode()).digest()
         query = {
@@ -94,9 +94,9 @@ class Provider:
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
 
     async def redeem(self, code: str, attempt: Attempt) -> Claims:
-        """Return what the provider says of who has signed in.
+        """Exchange a code for tokens, and return the claims of the id token.
 
-        Raises NotAuthenticated for a code or an answer that is not good, and SignInUnavailable.
+        Raises NotAuthenticated for an invalid code or response, and SignInUnavailable.
         """
         metadata = await self._get_metadata()
         form = {
@@ -113,13 +113,13 @@ class Provider:
             headers["Authorization"] = aiohttp.encode_basic_auth(*client)
         else:
             form |= {"client_id": self.config.client_id, "client_secret": self._secret}
-        status, body = await self._ask("POST", metadata.token_endpoint, headers, form)
+        status, body = await self._request("POST", metadata.token_endpoint, headers, form)
         if status in (400, 401, 403):
             log.warning(
                 "sign-in refused by its provider",
                 extra={"provider": self.name, "reason": body[:200].decode(errors="replace")},
             )
-            raise NotAuthenticated("The provider does not accept this sign-in; begin it anew")
+            raise NotAuthenticated("The provider does not accept this sign-in; start again")
         tokens = self._decoded(status, body, _Tokens)
         nonce = {"essential": True, "value": attempt.nonce}
         claims = await self._verify(tokens.id_token, {"nonce": nonce})
@@ -131,9 +131,9 @@ class Provider:
         return claims
 
     async def check_logout(self, token: str) -> Claims:
-        """Return whose logins a provider ends (OpenID Connect Back-Channel Logout).
+        """Return the claims of a logout token (OpenID Connect Back-Channel Logout).
 
-        Raises NotAuthenticated for a token that is not good, or was told before.
+        Raises NotAuthenticated for a token that is invalid or was used before.
         """
         claims = await self._verify(
             token, {"iat": {"essential": True}, "jti": {"essential": True}}, needs_subject=False
@@ -150,19 +150,19 @@ class Provider:
         self._used[str(claims["jti"])] = moment + _LOGOUT_SECONDS + 2 * self._skew
         return claims
 
-    def check_issuer(self, said: str | None) -> None:
-        """Raise NotAuthenticated where an answer says that it is from another one (RFC 9207)."""
-        if said is not None and said != self.config.issuer:
+    def check_issuer(self, issuer: str | None) -> None:
+        """Raise NotAuthenticated if a response names another issuer (RFC 9207)."""
+        if issuer is not None and issuer != self.config.issuer:
             raise self._refused("the answer is from another provider")
 
     async def _verify(
         self, token: str, more: Mapping[str, Any], *, needs_subject: bool = True
     ) -> Claims:
-        # What checks them takes as long to import as a server to start without it.
+        # Imported in a thread: `tokens` takes as long to import as the rest of the server.
         await asyncio.to_thread(importlib.import_module, ".tokens", __package__)
         from .tokens import BadToken, UnknownKey, verify  # noqa: PLC0415
 
-        said = {
+        needed = {
             "iss": {"essential": True, "value": self.config.issuer},
             "aud": {"essential": True, "value": self.config.client_id},
             "exp": {"essential": True},
@@ -171,10 +171,10 @@ class Provider:
         }
         try:
             try:
-                return verify(token, self._keys, said, skew=self._skew)
+                return verify(token, self._keys, needed, skew=self._skew)
             except UnknownKey:
                 await self._fetch_keys()
-                return verify(token, self._keys, said, skew=self._skew)
+                return verify(token, self._keys, needed, skew=self._skew)
         except BadToken as exc:
             raise self._refused(f"its token is not good ({exc})") from exc
 
@@ -182,11 +182,11 @@ class Provider:
         log.warning("sign-in refused", extra={"provider": self.name, "reason": why})
         return NotAuthenticated(f"The sign-in by `{self.name}` is not good: {why}")
 
-    # What it says of itself
+    # Metadata and keys
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Let one ask at a time; who waited while it failed does not wait for the same again."""
+        """Serialize requests; those that waited during a failed one fail without another request."""
         begun = monotonic()
         async with self._lock:
             if self._failed_at >= begun:
@@ -208,12 +208,12 @@ class Provider:
             if (known := self._known_metadata()) is not None:
                 return known
             url = f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration"
-            found = self._decoded(*await self._ask("GET", url), Metadata)
+            found = self._decoded(*await self._request("GET", url), Metadata)
             ends = (found.authorization_endpoint, found.token_endpoint, found.jwks_uri)
             if found.issuer != self.config.issuer:
-                raise self._unavailable(f"it calls itself {found.issuer!r}")
+                raise self._unavailable(f"its issuer is {found.issuer!r}")
             if not all(_is_safe(one) for one in ends):
-                raise self._unavailable("an address of it is no https URL")
+                raise self._unavailable("one of its endpoints is not an https URL")
             self._metadata, self._metadata_at = found, monotonic()
             return found
 
@@ -223,10 +223,10 @@ class Provider:
             if monotonic() - self._keys_at < _KEYS_AGAIN_SECONDS:
                 return
             self._keys_at = monotonic()
-            found = self._decoded(*await self._ask("GET", metadata.jwks_uri), _Keys)
+            found = self._decoded(*await self._request("GET", metadata.jwks_uri), _Keys)
             self._keys = found.keys
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         url: str,
@@ -259,7 +259,7 @@ class Provider:
 
 
 def check_installed() -> None:
-    """Raise StartFailed where what checks tokens is not installed; it is imported when it is needed."""
+    """Raise StartFailed if `joserfc` is not installed; it is imported on first use."""
     if importlib.util.find_spec("joserfc") is None:
         raise StartFailed(
             "Sign-in needs the package joserfc", hint="install agentsvc with the extra `oidc`"
@@ -267,7 +267,7 @@ def check_installed() -> None:
 
 
 def new_session() -> aiohttp.ClientSession:
-    """Return what providers are asked with; the environment may name a proxy."""
+    """Return an HTTP session for providers; the environment may configure a proxy."""
     return aiohttp.ClientSession(
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=_SECONDS),
@@ -287,7 +287,7 @@ def _read_secret(name: str, path: str) -> str:
 
 
 def _is_safe(url: str) -> bool:
-    """Whether nobody on the way reads or changes what is sent there."""
+    """Return whether a URL uses https, or http to this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

@@ -1,4 +1,4 @@
-"""The role of a user, by the groups that a provider says the user is in. Pure."""
+"""Maps the groups of a user at a provider to a role. Pure."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ _ORDER: Final = (Role.ADMIN, Role.MEMBER, Role.VIEWER)
 
 
 def role_of(config: Roles, groups: Any) -> Role:
-    """Return the highest role that these groups give; raises NotAllowed where that is none."""
+    """Return the highest role of these groups; raises NotAllowed if they have none."""
     named = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
     given = {config.roles.get(one) for one in named if isinstance(one, str)} - {None}
     for role in _ORDER:

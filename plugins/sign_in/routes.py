@@ -1,4 +1,4 @@
-"""The API of sign-in: the login page begins and ends sign-ins, providers end logins."""
+"""The API of sign-in: for the login page, for invitations, and for logouts by providers."""
 
 import re
 from collections.abc import AsyncIterator, Iterable
@@ -61,11 +61,11 @@ from .roles import role_of
 
 PREFIX: Final = "/api/v1/sign-in"
 _PROXY: Final = ""
-"""What the proxy is called among the providers, none of which has this name."""
+"""The name of the proxy among the providers; no provider has an empty name."""
 _LONGEST_NAME: Final = 100
 _LONGEST_SUBJECT: Final = 255
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""What bytes become that are no UTF-8."""
+"""The characters that represent bytes of invalid UTF-8."""
 
 _ERRORS: Final = (
     BadRequest,
@@ -82,7 +82,7 @@ type Name = Annotated[str, Meta(min_length=1, max_length=100)]
 
 
 class AttemptOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign-in that is to begin."""
+    """A request to start a sign-in."""
 
     provider: Name
     """Name of the provider, as `GET /api/v1/logins/providers` lists it"""
@@ -91,66 +91,66 @@ class AttemptOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BegunSignIn(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign-in that has begun."""
+    """A started sign-in."""
 
     url: str
-    """Where the browser goes to sign in"""
+    """URL of the provider for the browser"""
     binding: ShownSecret
-    """What the page keeps in its own storage until the provider has sent the browser back"""
+    """Token that the page keeps in its storage until the provider has redirected the browser back"""
 
 
 class SignInAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider has sent the browser back with, and what the page kept."""
+    """The parameters of a provider's redirect, and the token that the page kept."""
 
     state: Token
-    """`state` of the address, at most 1000 characters"""
+    """`state` of the URL, at most 1000 characters"""
     code: Annotated[SentSecret, Meta(min_length=1, max_length=4096)]
-    """`code` of the address, at most 4096 characters"""
+    """`code` of the URL, at most 4096 characters"""
     binding: Token
-    """What the beginning of the sign-in answered, at most 1000 characters"""
+    """`binding` from the start of the sign-in, at most 1000 characters"""
     iss: Annotated[str, Meta(max_length=1000)] | None = None
-    """`iss` of the address; null where the provider sends none"""
+    """`iss` of the URL; null if the provider sends none"""
 
 
 class ProxyOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign-in by the proxy in front of the server, which says in a header who it is."""
+    """A sign-in by the proxy in front of the server, which names the user in a header."""
 
     invitation: Token | None = None
     """Token of an invitation, at most 1000 characters; null without one"""
 
 
 class InvitationOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to invite."""
+    """The user to invite."""
 
     user_name: Name
-    """Name of a user of this server; who signs in with the invitation is this user from then on"""
+    """Name of a user of this server; the account that signs in with the invitation becomes this user"""
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
-    """An invitation, which counts once."""
+    """An invitation, which is valid once."""
 
     url: ShownSecret
-    """Address to open in a browser; shown here only"""
+    """URL to open in a browser; shown only here"""
     expires_at: Time
-    """When it is worth nothing any more"""
+    """When it expires"""
 
 
 class LogoutForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider sends when somebody has logged out there."""
+    """The form that a provider sends when a user has logged out there."""
 
     logout_token: Annotated[SentSecret, Meta(min_length=1, max_length=20_000)]
-    """A signed token that says who, at most 20,000 characters"""
+    """Signed token that names the user, at most 20,000 characters"""
 
 
 class SignIn(Extension[SignInConfig]):
-    """Logs browsers in for whom a provider, or a proxy, vouches."""
+    """The server extension of sign-in by providers and proxies."""
 
     Config = SignInConfig
     prefix = PREFIX
     migrations = MIGRATIONS
 
     def routes(self) -> Iterable[Route]:
-        """Return what the login page uses, invitations, and the logout by providers."""
+        """Return the routes for the login page, for invitations, and for logouts by providers."""
         routes = Routes(scope=Scope.OPEN, errors=_ERRORS)
         example = {"provider": "company"}
         routes.add("POST", "/attempts", BegunSignIn, body=AttemptOrder, example=example)(
@@ -181,7 +181,7 @@ class SignIn(Extension[SignInConfig]):
         return routes
 
     def install(self, app: web.Application) -> None:
-        """Have the login page show the providers."""
+        """Register the providers for the login page."""
         shown = [
             LoginProvider(name=name, title=one.title or name)
             for name, one in self.config.providers.items()
@@ -193,7 +193,7 @@ class SignIn(Extension[SignInConfig]):
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
-        """Have what providers are asked with."""
+        """Create the providers and their HTTP session."""
         self._identities = Identities(server.database)
         self._attempts = Attempts()
         if self.config.providers:
@@ -207,10 +207,10 @@ class SignIn(Extension[SignInConfig]):
             yield
 
     async def post_attempt(self, request: web.Request) -> web.Response:
-        """Begin to sign in by a provider.
+        """Start a sign-in by a provider.
 
-        The page keeps `binding` in storage of its own origin and sends the browser to `url`; the
-        provider sends it back to `/login` of this server.
+        The page keeps `binding` in the storage of its origin and sends the browser to `url`; the
+        provider redirects it back to `/login` of this server.
         """
         check_login(request)
         order = await read_json(request, AttemptOrder)
@@ -224,9 +224,9 @@ class SignIn(Extension[SignInConfig]):
         return json_response(BegunSignIn(url=url, binding=binding))
 
     async def post_answer(self, request: web.Request) -> web.Response:
-        """Log a browser in with the answer of a provider.
+        """Log a browser in with the response of a provider.
 
-        Only for the page that began the sign-in, once. The answer is that of a login with a key.
+        Only for the page that started the sign-in, once. The response is that of a login with a key.
         """
         check_login(request)
         order = await read_json(request, SignInAnswer)
@@ -243,19 +243,19 @@ class SignIn(Extension[SignInConfig]):
         )
 
     async def post_proxy(self, request: web.Request) -> web.Response:
-        """Log a browser in whose user a trusted proxy names.
+        """Log a browser in as the user that a trusted proxy names.
 
-        Only where `sign_in.proxy` names the header and the request comes from one of
-        `server.trusted_proxies`; everybody else's headers count for nothing.
+        Only if `sign_in.proxy` names the header and the request comes from one of
+        `server.trusted_proxies`; headers of other clients are ignored.
         """
         check_login(request)
         order = await read_json(request, ProxyOrder)
         config = self.config.proxy
         if not config.user_header:
-            raise NotFound("No proxy signs users in here")
+            raise NotFound("This server has no sign-in by a proxy")
         named = request.headers.getall(config.user_header, [])
         if not is_from_proxy(request) or len(named) != 1 or not named[0].strip():
-            raise NotAuthenticated("No trusted proxy says who you are")
+            raise NotAuthenticated("No trusted proxy has named the user")
         groups = request.headers.getall(config.groups_header, [])
         if len(groups) > 1:
             raise NotAuthenticated("The proxy names your groups more than once")
@@ -264,24 +264,23 @@ class SignIn(Extension[SignInConfig]):
         return await self._log_in(request, person, order.invitation, session=None)
 
     async def post_invitation(self, request: web.Request, body: InvitationOrder) -> Invitation:
-        """Invite somebody to be a user.
+        """Invite somebody to sign in as a user.
 
         For a user of this server who is to sign in by a provider, or by the proxy, from now on.
-        Whoever opens the address first and signs in is that user.
+        The first account that signs in by the URL becomes that user.
         """
         user_id = await request.app[KEYRING].find_user(body.user_name)
         if user_id is None:
-            raise NotFound("There is no user of this name; make one first")
+            raise NotFound("There is no user of this name; create one first")
         lifetime = timedelta(days=self.config.invitation_days)
         token = await self._identities.invite(user_id, lifetime)
         url = f"{links_of(request).base}/login?invitation={token.reveal()}"
         return Invitation(url=url, expires_at=to_stored(now() + lifetime))
 
     async def post_logout(self, request: web.Request) -> web.Response:
-        """End the logins of somebody who has logged out at a provider.
+        """End the logins of a user who has logged out at a provider.
 
-        The back channel by which a provider says that somebody has logged out there; its token is
-        signed, and counts once. Streams of these logins end, too.
+        The back channel for providers; the token is signed, and valid once. Streams of these logins end, too.
         """
         form = await read_form(request, LogoutForm)
         provider = self._provider(path_text(request, "login_provider"))
@@ -291,7 +290,7 @@ class SignIn(Extension[SignInConfig]):
             raise NotAuthenticated("The token names neither a user nor a session")
         ended = await self._identities.logins_of(provider.name, subject=subject, session=session)
         for user_id, login_id in ended:
-            # Its browser may have ended it since.
+            # The browser may have ended the login already.
             with suppress(NotFound):
                 await request.app[LOGINS].end(user_id, login_id)
         await request.app[OPEN_CONNECTIONS].close_revoked()
@@ -310,7 +309,7 @@ class SignIn(Extension[SignInConfig]):
         if len(person.subject) > _LONGEST_SUBJECT or _SURROGATE.search(
             person.subject + person.name
         ):
-            raise NotAuthenticated("Who has signed in is no text of at most 255 characters")
+            raise NotAuthenticated("The id of the account is not a text of at most 255 characters")
         key_id = await self._identities.find_key(person, invitation)
         logins = request.app[LOGINS]
         login, token = await logins.begin_for(key_id, client=browser_of(request))
@@ -326,10 +325,10 @@ class SignIn(Extension[SignInConfig]):
 
 
 def _person_of(provider: Provider, claims: Claims) -> ExternalIdentity:
-    """Return who has signed in; raises NotAllowed for who may not, NotAuthenticated for nobody."""
+    """Return the account in the claims; raises NotAllowed without a role, NotAuthenticated without a subject."""
     config, subject = provider.config, _text(claims.get("sub"))
     if not subject:
-        raise NotAuthenticated("The provider does not say who has signed in")
+        raise NotAuthenticated("The provider does not name the user")
     names = ((_text(claims.get(one)) or "").strip() for one in (config.name_claim, "email"))
     name = next((one for one in names if one), subject)
     return _identity(config, provider.name, subject, name, claims.get(config.groups_claim))

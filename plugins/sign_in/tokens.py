@@ -1,4 +1,4 @@
-"""Verifies a token's signature and claims, with joserfc. Imported with the first token."""
+"""Verifies a token's signature and claims, with joserfc. Imported on first use."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -18,17 +18,17 @@ _BAD: Final = (JoseError, ValueError, TypeError, LookupError)
 
 
 class BadToken(Exception):
-    """A token is not good; the text says of which kind that is."""
+    """A token is invalid; the text is the type of the error."""
 
 
 class UnknownKey(BadToken):
-    """A token is of a key that is not there: it names it, or no other key has signed it."""
+    """The key of a token is unknown: its key id is not listed, or no listed key verifies it."""
 
 
 def verify(
     token: str, keys: Sequence[dict[str, Any]], claims: Mapping[str, Any], *, skew: int
 ) -> dict[str, Any]:
-    """Return what a token says; raises BadToken where it does not say what `claims` want."""
+    """Return the claims of a token; raises BadToken if they do not meet the requirements in `claims`."""
     try:
         found = jwt.decode(token, _key_set(msgspec.json.encode(keys)), _ALGORITHMS)
         jwt.JWTClaimsRegistry(leeway=skew, **claims).validate(found.claims)
@@ -46,7 +46,7 @@ def _key_set(shown: bytes) -> KeySet:
 
 
 def _key_of(shown: dict[str, Any]) -> Key | None:
-    """Return a key that signs, or None for one of another use or kind."""
+    """Import a key for signatures, or return None for one of another use or type."""
     if shown.get("kty") not in _KEY_TYPES or shown.get("use", "sig") != "sig":
         return None
     try:

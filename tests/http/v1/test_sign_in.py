@@ -434,5 +434,5 @@ def test_old_attempts_make_room_for_new_ones() -> None:
     attempts = part("sign_in.attempts").Attempts(lambda: clock[0])
     state, binding, _ = attempts.begin("company", redirect_uri="", invitation=None)
     clock[0] = 601.0
-    with pytest.raises(Exception, match="begin it anew"):
+    with pytest.raises(Exception, match="start again"):
         attempts.redeem(state, binding)
