@@ -1,7 +1,7 @@
-"""An agent for editors that speak the Agent Client Protocol: `agentsvc acp`, and a WebSocket at `/acp`.
+"""An agent for editors with the Agent Client Protocol: `agentsvc acp`, and a WebSocket at `/acp`.
 
-Its sessions are conversations of a server, in sandboxes there. `connection` has the messages, `updates`
-what editors are told of events, `agent` the methods, `remote` the WebSocket, which is off by default.
+Its sessions are conversations of a server, in sandboxes there. `connection` is the JSON-RPC layer, `updates`
+converts events for editors, `agent` implements the methods, `remote` is the WebSocket, off by default.
 """
 
 from agentsvc.plugin import offers

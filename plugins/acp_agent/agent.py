@@ -1,4 +1,4 @@
-"""The methods of the protocol: sessions that are conversations of a server."""
+"""The methods of the protocol; sessions are conversations of a server."""
 
 import threading
 import time
@@ -40,27 +40,27 @@ _REJECTED: Final = "The user rejected this action."
 
 
 class Session:
-    """A conversation as far as the editor knows it."""
+    """A conversation, and how much of it the editor has received."""
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         self.last = -1
-        """The number of the last event that the editor was told of."""
+        """The number of the last event sent to the editor."""
         self.status = ""
         self.said = ""
-        """What the editor has said, which it is not told again."""
+        """The last prompt of the editor, which is not sent back to it."""
         self.draft = ""
-        """What it was told of a message that is not whole yet."""
+        """The part of an incomplete message that was sent to the editor."""
         self.open: dict[str, Json] = {}
-        """The actions that have no result yet."""
+        """The actions without a result, by id."""
         self.is_cancelled = False
         self.is_rejected = False
-        """Whether the user has rejected what the agent asked for, after which it rests."""
+        """Whether the user has rejected an action, after which the agent stops."""
         self.turn = threading.Lock()
 
 
 class Agent:
-    """Answers an editor."""
+    """Handles the requests of an editor."""
 
     def __init__(self, api: Api, connection: Connection, order: OrderQuery) -> None:
         self._api = api
@@ -118,7 +118,7 @@ class Agent:
         return {"sessionId": session_id}
 
     def _load(self, params: Params, *, is_shown: bool = True) -> Json:
-        """Open a conversation, and tell the editor everything there is of it unless it knows that."""
+        """Open a conversation, and send its history to the editor if `is_shown`."""
         session = Session(find_conversation(self._api, str(params.get("sessionId")))["id"])
         self._catch_up(session, is_shown=is_shown)
         self._sessions[session.id] = session
@@ -167,10 +167,10 @@ class Agent:
             raise RequestFailed(INVALID_PARAMS, "There is no such session; load it first")
         return session
 
-    # Following
+    # Events
 
     def _catch_up(self, session: Session, *, is_shown: bool = True) -> None:
-        """Take in what has happened so far."""
+        """Process the events so far."""
         for message in self._api.stream(_stream(session), after=session.last):
             if message.type == "ready":
                 return
@@ -178,7 +178,7 @@ class Agent:
                 self._on_event(session, message, is_shown=is_shown)
 
     def _follow(self, session: Session) -> str:
-        """Tell what the agent does until its turn ends; return why it does."""
+        """Send updates until the agent's turn ends; return the reason of the end."""
         breaks = 0
         while True:
             seen = session.last
@@ -187,7 +187,7 @@ class Agent:
             except (OSError, HTTPException, CommandFailed) as exc:
                 reason = None
                 if breaks >= _MAX_BREAKS:
-                    raise CommandFailed(f"the server went away: {exc}") from exc
+                    raise CommandFailed(f"the connection to the server was lost: {exc}") from exc
             if reason is not None:
                 return reason
             breaks = 0 if session.last != seen else breaks + 1
@@ -211,22 +211,22 @@ class Agent:
         return None
 
     def _react(self, session: Session) -> str | None:
-        """Do what the state that the agent is in asks for; return why the turn ends, if it does."""
+        """React to the agent's status; return the reason if the turn ends, or None."""
         status, session.status = session.status, ""
         if status == "waiting_for_confirmation":
             self._confirm(session)
             return None
-        # Once all that was rejected is told, the agent rests.
+        # After all rejections have arrived, the agent is idle.
         if status in _ENDED or (session.is_rejected and not session.open):
             return "cancelled" if session.is_cancelled else "end_turn"
         return None
 
     def _confirm(self, session: Session) -> None:
-        """Ask the editor's user whether the agent may act; all its actions are one question."""
-        asked = list(session.open.values())
-        call = tool_call_of(asked[-1]) if asked else {"toolCallId": session.id}
-        if len(asked) > 1:
-            call["title"] = "; ".join(tool_call_of(one)["title"] for one in asked)
+        """Ask the editor's user to confirm all open actions at once."""
+        actions = list(session.open.values())
+        call = tool_call_of(actions[-1]) if actions else {"toolCallId": session.id}
+        if len(actions) > 1:
+            call["title"] = "; ".join(tool_call_of(one)["title"] for one in actions)
         question = {"sessionId": session.id, "toolCall": call, "options": list(_OPTIONS)}
         found = self._connection.ask("session/request_permission", question)
         outcome = found.get("outcome") if isinstance(found, dict) else None
@@ -249,7 +249,7 @@ class Agent:
             self._show(session, update)
 
     def _show(self, session: Session, update: Json) -> None:
-        """Tell an update, but for what the editor has said itself or was told as it came."""
+        """Send an update, without the editor's own prompt and text already sent as deltas."""
         kind, text = update["sessionUpdate"], str(member(update, "content").get("text", ""))
         if kind == "user_message_chunk" and text == session.said:
             session.said = ""

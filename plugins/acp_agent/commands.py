@@ -1,4 +1,4 @@
-"""The command, which an editor starts."""
+"""The command `agentsvc acp`, which an editor starts."""
 
 import sys
 
@@ -12,16 +12,16 @@ from .connection import Connection
 
 
 @click.command("acp", epilog=example("agentsvc acp --repository octocat/hello-world"))
-@click.option("--repository", metavar="NAME", help="Repository that new sessions work on.")
-@click.option("--branch", metavar="NAME", help="Branch of it; otherwise the default one.")
-@click.option("--model", metavar="NAME", help="Model; otherwise that of the settings.")
+@click.option("--repository", metavar="NAME", help="Repository of new sessions.")
+@click.option("--branch", metavar="NAME", help="Branch; default: that of the repository.")
+@click.option("--model", metavar="NAME", help="Model; default: that of the settings.")
 @server_options
 def command(
     *, repository: str | None, branch: str | None, model: str | None, server: ServerChoice
 ) -> None:
-    """Be an agent for an editor, over standard input and output (Agent Client Protocol).
+    """Run as an agent of an editor, over standard input and output (Agent Client Protocol).
 
-    Each session is a conversation in a sandbox of the server, which does not see the editor's files.
+    Each session is a conversation in a sandbox of the server, without access to the editor's files.
     """
     order = OrderQuery(repository=repository, branch=branch, model=model)
 

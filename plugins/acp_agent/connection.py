@@ -1,4 +1,4 @@
-"""JSON-RPC in both directions, one message at a time."""
+"""JSON-RPC in both directions, one message per line."""
 
 import itertools
 import threading
@@ -16,14 +16,14 @@ METHOD_NOT_FOUND: Final = -32601
 _INTERNAL: Final = -32603
 _PARSE: Final = -32700
 _TOO_MANY: Final = -32000
-_MAX_AT_ONCE: Final = 32
+_MAX_CONCURRENT: Final = 32
 
 type Params = dict[str, Any]
 type Answer = Callable[[str, Params], Any]
 
 
 class RequestFailed(Exception):
-    """A request that has no result."""
+    """A request failed; the error has this code and message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class RequestFailed(Exception):
 
 
 class Gone(Exception):
-    """The other side has ended before it answered."""
+    """The peer has closed the connection."""
 
 
 class _Message(msgspec.Struct, kw_only=True):
@@ -46,35 +46,35 @@ _MESSAGE = msgspec.json.Decoder(_Message)
 
 
 class Connection:
-    """Answers requests, each in a thread of its own, and asks the other side."""
+    """Handles requests of the peer, each in its own thread, and sends requests to it."""
 
     def __init__(self, source: Iterable[bytes], send: Callable[[bytes], None]) -> None:
         self._source = source
         self._write = send
         self._lock = threading.RLock()
-        self._places = threading.Semaphore(_MAX_AT_ONCE)
-        self._is_over = False
+        self._slots = threading.Semaphore(_MAX_CONCURRENT)
+        self._has_ended = False
         self._numbers = itertools.count(1)
-        self._asked: dict[int | str, Future[_Message]] = {}
+        self._pending: dict[int | str, Future[_Message]] = {}
 
     def notify(self, method: str, params: Params) -> None:
-        """Tell something."""
+        """Send a notification."""
         self._send({"method": method, "params": params})
 
     def ask(self, method: str, params: Params) -> Any:
-        """Return what the other side answers, None for an error; raises Gone."""
+        """Send a request and return its result, or None for an error; raises Gone."""
         number = next(self._numbers)
-        question = self._asked[number] = Future[_Message]()
+        pending = self._pending[number] = Future[_Message]()
         self._send({"id": number, "method": method, "params": params})
-        if self._is_over:
+        if self._has_ended:
             raise Gone
         try:
-            return question.result().result
+            return pending.result().result
         except CancelledError:
             raise Gone from None
 
     def serve(self, answer: Answer) -> None:
-        """Take messages until the other side ends."""
+        """Handle messages until the peer closes the connection."""
         for line in self._source:
             try:
                 message = _MESSAGE.decode(line)
@@ -85,31 +85,31 @@ class Connection:
         self.end()
 
     def end(self) -> None:
-        """Have nothing more to say to the other side: what is at work for it stops."""
-        self._is_over = True
-        for question in list(self._asked.values()):
-            question.cancel()
+        """Stop sending, and cancel pending requests; running handlers stop at their next check."""
+        self._has_ended = True
+        for pending in list(self._pending.values()):
+            pending.cancel()
 
     def check(self) -> None:
-        """Raise Gone where the other side has ended."""
-        if self._is_over:
+        """Raise Gone if the connection has ended."""
+        if self._has_ended:
             raise Gone
 
     def _handle(self, message: _Message, answer: Answer) -> None:
         if message.method is None:
-            question = self._asked.pop(message.id, None) if message.id is not None else None
-            if question is not None and question.set_running_or_notify_cancel():
-                question.set_result(message)
+            pending = self._pending.pop(message.id, None) if message.id is not None else None
+            if pending is not None and pending.set_running_or_notify_cancel():
+                pending.set_result(message)
             return
-        if not self._places.acquire(blocking=False):
-            failure = _failure(_TOO_MANY, f"No more than {_MAX_AT_ONCE} requests at a time")
+        if not self._slots.acquire(blocking=False):
+            failure = _failure(_TOO_MANY, f"No more than {_MAX_CONCURRENT} requests at a time")
             self._send({"id": message.id, **failure})
             return
-        # It is not waited for: who asks may cancel, and answers what it is asked meanwhile.
+        # In a thread, since the peer may meanwhile cancel the request or respond to a request.
         threading.Thread(target=self._answer, args=(message, answer), daemon=True).start()
 
     def _answer(self, message: _Message, answer: Answer) -> None:
-        # What nobody has foreseen is an answer, too, and is told on standard error by the thread.
+        # The response to an unexpected exception, which the thread prints on standard error.
         reply = _failure(_INTERNAL, "The request has failed")
         try:
             reply = {"result": answer(message.method or "", message.params or {})}
@@ -120,18 +120,18 @@ class Connection:
         except Gone:
             return
         except (OSError, HTTPException) as exc:
-            reply = _failure(_INTERNAL, f"the server went away: {exc}")
+            reply = _failure(_INTERNAL, f"the connection to the server was lost: {exc}")
         finally:
-            # Who waits to write keeps its place; who has an answer may ask again at once.
+            # The slot is released only when the response can be written, and before the peer gets it.
             with self._lock:
-                self._places.release()
+                self._slots.release()
                 if message.id is not None:
                     self._send({"id": message.id, **reply})
 
     def _send(self, message: Params) -> None:
         line = msgspec.json.encode({"jsonrpc": "2.0", **message})
         with self._lock:
-            if not self._is_over:
+            if not self._has_ended:
                 self._write(line)
 
 

@@ -1,7 +1,7 @@
-"""The agent over a WebSocket: one connection is what the command is over its standard streams.
+"""The agent over a WebSocket: a connection replaces the standard streams of the command.
 
-It asks the server as the command does, with the key that opened the WebSocket, so that scopes, limits,
-quotas and the audit log are those of the API.
+Like the command, it calls the server's API, with the key that opened the WebSocket, so that scopes, limits,
+quotas and the audit log apply.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ _CLOSE_SECONDS: Final = 2.0
 
 
 class RemoteAgent(Extension[AcpAgentConfig]):
-    """Answers editors elsewhere."""
+    """The server extension for editors on other machines."""
 
     Config = AcpAgentConfig
 
     def routes(self) -> Iterable[Route]:
-        """Return the WebSocket."""
+        """Return the route of the WebSocket."""
         routes = Routes()
         routes.add(
             "GET",
@@ -50,17 +50,16 @@ class RemoteAgent(Extension[AcpAgentConfig]):
 
     @asynccontextmanager
     async def run(self, _server: Server) -> AsyncIterator[None]:
-        """Count who is connected."""
+        """Create the counters of connections."""
         self._connected: Counter[str] = Counter()
         yield
 
     async def get_agent(self, request: web.Request) -> web.StreamResponse:
-        """Be an agent for an editor, over a WebSocket (Agent Client Protocol).
+        """Run as an agent of an editor, over a WebSocket (Agent Client Protocol).
 
-        A WebSocket whose text frames are the messages of the protocol, as its proposal for remote
-        agents has it; there is no streamable HTTP. A session is a conversation, as with `agentsvc
-        acp`. What is told meanwhile is not lost with a connection: load or resume the session in the
-        next one.
+        A WebSocket whose text frames are the messages of the protocol, as in its proposal for remote
+        agents; there is no streamable HTTP. A session is a conversation, as with `agentsvc
+        acp`. If the connection is lost, load or resume the session in the next one: nothing is missed.
         """
         found = read_query(request, OrderQuery)
         socket = web.WebSocketResponse(
@@ -72,7 +71,7 @@ class RemoteAgent(Extension[AcpAgentConfig]):
         if not socket.can_prepare(request):
             raise BadRequest("This is a WebSocket for editors; see the guide")
         key = await _key_of(request)
-        # Few servers have editors, and what answers them takes a while to import.
+        # Imported on demand in a thread: few servers have editors, and the module is slow to import.
         await asyncio.to_thread(importlib.import_module, ".serving", __package__)
         from .serving import serve  # noqa: PLC0415
 
@@ -85,7 +84,7 @@ class RemoteAgent(Extension[AcpAgentConfig]):
     @contextlib.contextmanager
     def _admitted(self, user_id: str) -> Iterator[None]:
         if self._connected[user_id] >= self.config.connections_per_user:
-            raise TooManyRequests("So many editors are connected already; close one of them")
+            raise TooManyRequests("The limit of connected editors is reached; close one of them")
         self._connected[user_id] += 1
         try:
             yield
@@ -95,16 +94,16 @@ class RemoteAgent(Extension[AcpAgentConfig]):
 
 
 async def _key_of(request: web.Request) -> Secret:
-    """Return the key by which the caller was let in; a login of a browser has none."""
+    """Return the API key of the request; raises NotAllowed for a login of a browser."""
     for key in keys_of(request):
         with contextlib.suppress(NotAuthenticated):
             if (await request.app[KEYRING].identify(key)).key_id == request[PRINCIPAL].key_id:
                 return Secret(key)
-    raise NotAllowed("Editors show an API key, in a header")
+    raise NotAllowed("Editors need an API key in a header")
 
 
 def _own_url(request: web.Request) -> str:
-    """Return where this server itself reaches the server: as the editor, or its proxy, just did."""
+    """Return the URL of this server: the local address to which the editor or its proxy connected."""
     address: Any = request.transport.get_extra_info("sockname") if request.transport else None
     host, port = address[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

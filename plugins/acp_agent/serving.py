@@ -1,4 +1,4 @@
-"""One connection of an editor over a WebSocket. Imported with the first one."""
+"""One connection of an editor over a WebSocket. Imported on first use."""
 
 import asyncio
 import queue
@@ -24,16 +24,16 @@ _MAX_BYTES_WAITING: Final = 64 * 1024 * 1024
 
 
 class Inbox:
-    """What an editor has sent and nobody has looked at yet."""
+    """The queue of messages from an editor."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # Each is counted by one thread only.
+        # Each counter is written by one thread only.
         self._put_bytes = self._taken_bytes = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether the editor sends more than is answered."""
+        """Whether the editor sends faster than its messages are handled."""
         waiting = self._put_bytes - self._taken_bytes
         return self._lines.qsize() > _MAX_WAITING or waiting > _MAX_BYTES_WAITING
 
@@ -43,7 +43,7 @@ class Inbox:
         self._lines.put(line)
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Mark the end of the messages."""
         self._lines.put(None)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ async def serve(
     order: OrderQuery,
     server: tuple[str, Secret],
 ) -> None:
-    """Answer until the editor, its key or the server is gone."""
+    """Handle messages until the editor disconnects, its key is revoked, or the server stops."""
     api = Api(*server)
     loop = asyncio.get_running_loop()
     inbox = Inbox()
@@ -68,23 +68,23 @@ async def serve(
             sending = asyncio.run_coroutine_threadsafe(socket.send_str(line.decode()), loop)
             sending.result(_SEND_SECONDS)
         except (OSError, RuntimeError, CancelledError):
-            # It has gone, or takes nothing any more.
+            # The editor has disconnected, or does not read.
             connection.end()
 
     connection = Connection(inbox, send)
     agent = Agent(api, connection, order)
-    # What it does waits for answers of this server: it may take none of the loop's own threads.
+    # Its requests to this server must not occupy the threads of the event loop's executor.
     threading.Thread(target=connection.serve, args=(agent.answer,), daemon=True).start()
-    lost = asyncio.Event()
+    revoked = asyncio.Event()
     try:
         with (
             request.app[LIVE].opened() as over,
-            request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set),
+            request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], revoked.set),
         ):
             async with asyncio.TaskGroup() as group:
                 works = [
                     group.create_task(one)
-                    for one in (receive(socket, inbox), over.wait(), lost.wait())
+                    for one in (receive(socket, inbox), over.wait(), revoked.wait())
                 ]
                 await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
                 for work in works:
@@ -93,12 +93,12 @@ async def serve(
         connection.end()
         inbox.end()
     await socket.close(
-        code=WSCloseCode.POLICY_VIOLATION if lost.is_set() else WSCloseCode.GOING_AWAY
+        code=WSCloseCode.POLICY_VIOLATION if revoked.is_set() else WSCloseCode.GOING_AWAY
     )
 
 
 async def receive(socket: web.WebSocketResponse, inbox: Inbox) -> None:
-    """Take messages while the editor sends no more than are answered."""
+    """Enqueue messages until the queue is full or the editor disconnects."""
     async for message in socket:
         if message.type is WSMsgType.TEXT:
             inbox.put(message.data.encode())

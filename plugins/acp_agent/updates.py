@@ -1,4 +1,4 @@
-"""Translates events into updates for an editor, and its prompts into messages. Pure."""
+"""Converts events to updates for an editor, and its prompts to messages. Pure."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,11 +14,11 @@ _KINDS: Final = {
     "glob": "search",
     "browser": "fetch",
 }
-_TITLE_LETTERS: Final = 120
+_MAX_TITLE: Final = 120
 
 
 def updates_of(event: Json) -> Iterator[Json]:
-    """Yield what an editor shows of an event."""
+    """Yield the updates for an event."""
     match event.get("kind"):
         case "MessageEvent":
             who = "user" if event.get("source") == "user" else "agent"
@@ -28,7 +28,7 @@ def updates_of(event: Json) -> Iterator[Json]:
         case "ActionEvent":
             yield from chunk("agent_thought_chunk", str(event.get("reasoning_content") or ""))
             yield from chunk("agent_message_chunk", texts(event.get("thought")))
-            yield from _of_action(event)
+            yield from _action_updates(event)
         case "ObservationEvent" if event.get("tool_name") not in ("finish", "think"):
             result = member(event, "observation")
             status = "failed" if result.get("is_error") else "completed"
@@ -45,13 +45,13 @@ def updates_of(event: Json) -> Iterator[Json]:
 
 
 def chunk(kind: str, text: str) -> Iterator[Json]:
-    """Yield a piece of what somebody says, unless it is empty."""
+    """Yield a message chunk, unless the text is empty."""
     if text:
         yield {"sessionUpdate": kind, "content": {"type": "text", "text": text}}
 
 
 def tool_call_of(event: Json) -> Json:
-    """Return an action as an editor shows it."""
+    """Convert an action to a tool call."""
     action, tool = member(event, "action"), str(event.get("tool_name") or "tool")
     path = action.get("path")
     kind = (
@@ -59,10 +59,10 @@ def tool_call_of(event: Json) -> Json:
         if action.get("command") == "view"
         else _KINDS.get(tool.split("_", maxsplit=1)[0], _KINDS.get(tool, "other"))
     )
-    said = str(event.get("summary") or action.get("command") or path or "")
+    detail = str(event.get("summary") or action.get("command") or path or "")
     return {
         "toolCallId": str(event.get("tool_call_id") or event.get("id")),
-        "title": f"{tool}: {said}"[:_TITLE_LETTERS] if said else tool,
+        "title": f"{tool}: {detail}"[:_MAX_TITLE] if detail else tool,
         "kind": kind,
         "rawInput": action,
         **({"locations": [{"path": path}]} if isinstance(path, str) else {}),
@@ -70,7 +70,7 @@ def tool_call_of(event: Json) -> Json:
 
 
 def to_content(prompt: Any) -> list[Json]:
-    """Return the parts of a message for what an editor says; what is no text or image is named."""
+    """Convert a prompt to the parts of a message; of linked and binary resources only the URI is kept."""
     parts: list[Json] = []
     for block in prompt if isinstance(prompt, list) else []:
         match block:
@@ -90,7 +90,7 @@ def to_content(prompt: Any) -> list[Json]:
     return parts
 
 
-def _of_action(event: Json) -> Iterator[Json]:
+def _action_updates(event: Json) -> Iterator[Json]:
     action = member(event, "action")
     match action.get("kind"):
         case "FinishAction":

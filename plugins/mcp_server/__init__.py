@@ -1,8 +1,8 @@
-"""An MCP server at `/mcp`: other agents start, read and steer conversations with a user's key.
+"""An MCP server at `/mcp`: other agents start, read and control conversations with a user's key.
 
-It keeps nothing between two requests, so that clients go on after a restart. `protocol` has the
-messages, `tools` and `resources` what is offered, `routes` the operation. The published package is not
-used: what a server needs of the protocol is small, and that package is not.
+It has no state between requests, so that clients continue after a restart. `protocol` contains the
+messages, `tools` and `resources` what it offers, `routes` the endpoint. The published package is not
+used: a server needs little of the protocol, and that package is large.
 """
 
 from agentsvc.plugin import offers

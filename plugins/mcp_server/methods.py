@@ -1,4 +1,4 @@
-"""The methods of the protocol. Imported with the first request."""
+"""The methods of the protocol. Imported on first use."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -33,7 +33,7 @@ _INSTRUCTIONS: Final = (
 async def answer(
     request: web.Request, server: Server, method: str, params: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a request is answered with; raises RequestFailed."""
+    """Return the result of a request; raises RequestFailed."""
     caller = request[PRINCIPAL]
     match method:
         case "initialize":
@@ -61,14 +61,14 @@ async def _read(
     name = "cursor" if method == "resources/list" else "uri"
     given = params.get(name)
     if not isinstance(given, str) and (name == "uri" or given is not None):
-        raise RequestFailed(INVALID_PARAMS, f"`{name}` should be a text")
+        raise RequestFailed(INVALID_PARAMS, f"`{name}` should be a string")
     if name == "cursor":
         return await list_resources(server, caller, given)
     return await read_resource(server, caller, given or "")
 
 
 async def _call(request: web.Request, server: Server, params: dict[str, Any]) -> dict[str, Any]:
-    """Use a tool: what goes wrong in it is told to the agent, which may mend it."""
+    """Call a tool; its errors are results, so that the agent can correct the call."""
     tool = TOOLS.get(params["name"]) if isinstance(params.get("name"), str) else None
     if tool is None:
         raise RequestFailed(INVALID_PARAMS, "There is no such tool")
@@ -76,7 +76,7 @@ async def _call(request: web.Request, server: Server, params: dict[str, Any]) ->
     if tool.scope is not Scope.READ:
         request[AUDITED] = _audited(tool.name, arguments, HTTPStatus.INTERNAL_SERVER_ERROR)
     try:
-        # As JSON has it: texts, numbers and nothing else.
+        # Plain JSON types, for the audit note and the response.
         found = msgspec.to_builtins(await tool.call(server, request[PRINCIPAL], arguments))
     except AgentsvcError as exc:
         found, status = arguments, exc.status
@@ -89,8 +89,8 @@ async def _call(request: web.Request, server: Server, params: dict[str, Any]) ->
     return result
 
 
-def _audited(tool: str, about: Any, status: int) -> AuditNote:
-    chosen = str(_object(about).get("conversation_id") or "")[:64]
+def _audited(tool: str, fields: Any, status: int) -> AuditNote:
+    chosen = str(_object(fields).get("conversation_id") or "")[:64]
     subject = f"conversation_id={chosen}" if chosen else ""
     return AuditNote(action=f"MCP {tool}", subject=subject, status=status)
 

@@ -1,4 +1,4 @@
-"""The messages of the protocol, as far as a server without sessions needs them."""
+"""The messages of the protocol that a server without sessions needs."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -9,7 +9,7 @@ from agentsvc.base import AgentsvcError, InvalidRequest, NotFound
 
 LATEST: Final = "2025-11-25"
 VERSIONS: Final = ("2025-03-26", "2025-06-18", LATEST)
-"""The revisions of the protocol, as far as they have this transport."""
+"""The revisions of the protocol with this transport."""
 
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
@@ -22,45 +22,45 @@ type Id = Annotated[str, Meta(max_length=255)] | int
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a client: a request, or a notification, which has no `id`.
 
-    The answer of a client to a request of the server has no `method`; this server sends none.
+    A client's response to a request of the server has no `method`; this server sends no requests.
     """
 
     jsonrpc: Literal["2.0"]
     """Version of JSON-RPC"""
     id: Id | UnsetType = UNSET
-    """What the answer names; left out for a notification"""
+    """Id of the request, repeated in the response; omitted for a notification"""
     method: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
-    """What is asked for, such as `tools/call`; left out in an answer"""
+    """Method, such as `tools/call`; omitted in a response"""
     params: dict[str, Any] | UnsetType = UNSET
-    """What the method takes; left out if nothing"""
+    """Parameters of the method; omitted if there are none"""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is no result."""
+    """The error of a request."""
 
     code: int
     """Code of JSON-RPC or of the protocol"""
     message: str
-    """What is wrong, for people"""
+    """Description of the error"""
     data: dict[str, Any]
-    """`code` and `status` as the API names them, where it is one of its errors"""
+    """`code` and `status` of the API's error, if it is one"""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request: a result, or else an error."""
+    """The response to a request: a result or an error."""
 
     jsonrpc: Literal["2.0"] = "2.0"
     """Version of JSON-RPC"""
     id: Id
-    """That of the request"""
+    """Id of the request"""
     result: dict[str, Any] | UnsetType = UNSET
-    """What was asked for, as the protocol says; left out where it failed"""
+    """Result, as the protocol defines it; omitted after an error"""
     error: Failure | UnsetType = UNSET
-    """Why it failed; left out where it did not"""
+    """Error; omitted after a success"""
 
 
 class RequestFailed(Exception):
-    """A request that has no result."""
+    """A request failed; `failure` is the error for the client."""
 
     def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class RequestFailed(Exception):
 
 
 def failure_of(error: AgentsvcError) -> RequestFailed:
-    """Return what says in the protocol what an error says in the API."""
+    """Convert an error of the API to one of the protocol."""
     match error:
         case NotFound():
             code = RESOURCE_NOT_FOUND
@@ -80,7 +80,7 @@ def failure_of(error: AgentsvcError) -> RequestFailed:
 
 
 def error_text(error: AgentsvcError) -> str:
-    """Return what an error says, for an agent to mend."""
+    """Return the text of an error, with all problems of invalid arguments."""
     if isinstance(error, InvalidRequest):
         return "; ".join(
             f"{'.'.join(map(str, problem.loc))}: {problem.msg}" for problem in error.problems

@@ -1,4 +1,4 @@
-"""Summarizes conversations for agents, in few words."""
+"""Summaries of conversations and events for agents."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -10,10 +10,10 @@ from agentsvc.extension.history import ConversationView
 from agentsvc.extension.reading import member, texts
 
 LONGEST_TEXT: Final = 8000
-"""Letters of one event; the rest is in the resource."""
+"""Maximum characters of an event's text; the resource has the whole event."""
 
 LONGEST_EVENT: Final = 2 * 1024 * 1024
-"""Bytes of one event; nothing is said of what is in a longer one, which takes long to read."""
+"""Maximum size of an event in bytes; larger ones are not parsed, since that takes long."""
 
 SUMMARIZED_KINDS: Final = (
     "ACPToolCallEvent",
@@ -27,7 +27,7 @@ SUMMARIZED_KINDS: Final = (
     "UserRejectObservation",
 )
 
-_OVER: Final = (
+_STOPPED: Final = (
     ExecutionStatus.FINISHED,
     ExecutionStatus.IDLE,
     ExecutionStatus.PAUSED,
@@ -38,7 +38,7 @@ _OVER: Final = (
 
 
 def about(view: ConversationView) -> dict[str, Any]:
-    """Return what a conversation is and does."""
+    """Return the summary of a conversation."""
     found = view.conversation
     return {
         "conversation_id": found.id,
@@ -56,18 +56,18 @@ def about(view: ConversationView) -> dict[str, Any]:
 
 
 def is_over(view: ConversationView) -> bool:
-    """Whether the agent does nothing more by itself."""
+    """Return whether the agent has stopped, and does not continue without a message."""
     found = view.conversation
     if found.start_failed:
         return True
     if not found.is_ready or found.queued_messages:
         return False
-    # A sandbox that does not run has nobody in it who works.
-    return view.execution_status is None or view.execution_status in _OVER
+    # No agent works in a sandbox that does not run.
+    return view.execution_status is None or view.execution_status in _STOPPED
 
 
 def summaries(events: Iterable[StoredEvent]) -> Iterator[dict[str, Any]]:
-    """Yield the number, the kind and the text of each event that says something."""
+    """Yield a summary of each event of `SUMMARIZED_KINDS`."""
     for event in events:
         if event.kind in SUMMARIZED_KINDS:
             text = text_of(read_event(event))
@@ -82,7 +82,7 @@ def summaries(events: Iterable[StoredEvent]) -> Iterator[dict[str, Any]]:
 
 
 def read_event(stored: StoredEvent) -> dict[str, Any]:
-    """Return an event as JSON; one that is none in Python, or too long, has no members."""
+    """Parse an event; an invalid or too large one becomes an empty object."""
     if len(stored.body) > LONGEST_EVENT:
         return {}
     try:
@@ -93,7 +93,7 @@ def read_event(stored: StoredEvent) -> dict[str, Any]:
 
 
 def text_of(event: dict[str, Any]) -> str:
-    """Return what an event says."""
+    """Return the text of an event."""
     match event.get("kind"):
         case "MessageEvent":
             return texts(member(event, "llm_message").get("content"))

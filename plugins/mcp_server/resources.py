@@ -18,8 +18,8 @@ _URI: Final = re.compile(
 )
 _JSON: Final = "application/json"
 _LINES: Final = "application/jsonl"
-_LISTED: Final = 20
-_EVENTS: Final = 1000
+_PAGE_SIZE: Final = 20
+_MAX_EVENTS: Final = 1000
 _MAX_BYTES: Final = 4 * 1024 * 1024
 
 TEMPLATES: Final = tuple(
@@ -30,8 +30,8 @@ TEMPLATES: Final = tuple(
         "mimeType": media,
     }
     for rest, name, text, media in (
-        ("events", "events", f"The first {_EVENTS} events, one a line", _LINES),
-        ("events/{after}", "later events", "Events behind the one of a number", _LINES),
+        ("events", "events", f"The first {_MAX_EVENTS} events, one a line", _LINES),
+        ("events/{after}", "later events", "Events after the one with a number", _LINES),
         ("files", "files", "Paths of the files of the workspace", _JSON),
         ("files/{+path}", "file", "A text file of the workspace", "text/plain"),
         ("changes", "changes", "Files that differ from the last commit", _JSON),
@@ -41,9 +41,9 @@ TEMPLATES: Final = tuple(
 
 
 async def list_resources(server: Server, caller: Principal, page_id: str | None) -> dict[str, Any]:
-    """Return the events and the changes of conversations, the newest first."""
+    """Return the event and change resources of conversations, the newest first."""
     views, next_page_id = await server.conversations.search(
-        caller.user_id, ConversationQuery(), page_id=page_id, limit=_LISTED
+        caller.user_id, ConversationQuery(), page_id=page_id, limit=_PAGE_SIZE
     )
     found = [
         {
@@ -58,13 +58,13 @@ async def list_resources(server: Server, caller: Principal, page_id: str | None)
 
 
 async def read_resource(server: Server, caller: Principal, uri: str) -> dict[str, Any]:
-    """Return what a URI names; raises NotFound, and what the API answers to the same question."""
+    """Return the content of a URI; raises NotFound, and the errors of the API."""
     found = _URI.fullmatch(uri)
     conversation_id = parse_uuid(found["id"]) if found else None
     path = unquote(found["path"] or "") if found else ""
     if found is None or conversation_id is None or "\0" in path:
         raise NotFound("There is no such resource")
-    # Whose it is comes first.
+    # Checks first that the conversation belongs to the caller.
     await get_view(server, caller, conversation_id)
     media, text = await _read(server, caller, conversation_id, found["kind"], path)
     return {"contents": [{"uri": uri, "mimeType": media, "text": text}]}
@@ -81,7 +81,7 @@ async def _read(
                 conversation_id,
                 from_seq=after + 1,
                 to_seq=None,
-                limit=_EVENTS,
+                limit=_MAX_EVENTS,
                 max_bytes=_MAX_BYTES,
             )
             return _LINES, "".join(f"{one.body.decode()}\n" for one in events)

@@ -1,4 +1,4 @@
-"""The operation of the MCP server, and where clients find out how to log in."""
+"""The endpoint of the MCP server, and the metadata by which clients find the login."""
 
 import asyncio
 import importlib
@@ -36,48 +36,48 @@ _VERSION_HEADER: Final = "MCP-Protocol-Version"
 
 
 class ProtectedResource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client needs to know to get a key for the MCP server (RFC 9728)."""
+    """The metadata by which a client gets a key for the MCP server (RFC 9728)."""
 
     resource: str
     """URL of the MCP server"""
     authorization_servers: list[str]
-    """Where a key is had; empty where programs cannot ask for one"""
+    """URLs of servers that issue keys; empty if programs cannot request one"""
     scopes_supported: tuple[str, ...] = ("read", "run", "admin")
-    """What keys may be for; `run` is enough for every tool"""
+    """Scopes of keys; `run` is enough for every tool"""
     bearer_methods_supported: tuple[str, ...] = ("header",)
-    """Where a key is sent: as a bearer token in `Authorization`"""
+    """How to send a key: as a bearer token in `Authorization`"""
     resource_name: str = "agentsvc"
     """Name of the server"""
     resource_documentation: str
-    """Page for people"""
+    """URL of the documentation"""
 
 
 class AuthorizationServer(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program gets a key (RFC 8414): by the login of programs without a browser (RFC 8628)."""
+    """The metadata for getting a key (RFC 8414): by the device login (RFC 8628)."""
 
     issuer: str
     """URL of this server"""
     device_authorization_endpoint: str
-    """Where a login begins"""
+    """URL that starts a login"""
     token_endpoint: str
-    """Where the key is fetched"""
+    """URL that returns the key"""
     grant_types_supported: tuple[str, ...] = ("urn:ietf:params:oauth:grant-type:device_code",)
-    """The only way there is"""
+    """The only supported grant type"""
     response_types_supported: list[str] = []
-    """Always empty: there is no authorization by redirection"""
+    """Always empty: there is no authorization by redirects"""
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("none",)
     """Programs are not registered"""
     scopes_supported: tuple[str, ...] = ("read", "run", "admin")
-    """What keys may be for"""
+    """Scopes of keys"""
 
 
 class McpServer(Extension[McpServerConfig]):
-    """The server; it keeps nothing between two requests."""
+    """The server extension; it has no state between requests."""
 
     Config = McpServerConfig
 
     def routes(self) -> Iterable[Route]:
-        """Return the operation, and the metadata."""
+        """Return the routes of the endpoint and of the metadata."""
         routes = Routes()
         routes.add(
             "POST",
@@ -85,7 +85,7 @@ class McpServer(Extension[McpServerConfig]):
             Reply,
             scope=Scope.READ,
             body=Message,
-            accepted="A notification was taken; there is nothing to answer",
+            accepted="The notification was accepted; there is no response",
             errors=(BadRequest, NotAllowed),
             example={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
         )(self.post_message)
@@ -95,18 +95,18 @@ class McpServer(Extension[McpServerConfig]):
         return routes
 
     def middlewares(self) -> Iterable[Middleware]:
-        """Return what tells clients without a good key where they find the login."""
+        """Return the middleware that tells clients without a valid key where the login is."""
         return (self.challenge,)
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
-        """Give the handlers what they need."""
+        """Store the server for the handlers."""
         self._server = server
         yield
 
     @web.middleware
     async def challenge(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Name the metadata in the answer to who has no good key."""
+        """Add the URL of the metadata to a 401 response."""
         response = await handler(request)
         if request.path.rstrip("/") == PATH and response.status == NotAuthenticated.status:
             where = f"{links_of(request).base}{_RESOURCE}{PATH}"
@@ -115,9 +115,9 @@ class McpServer(Extension[McpServerConfig]):
         return response
 
     async def get_resource(self, request: web.Request) -> ProtectedResource:
-        """Say how a program gets a key for the MCP server.
+        """Return how a program gets a key for the MCP server.
 
-        Where this server is and how a key is shown, for clients that log in by themselves.
+        Metadata for clients that log in automatically.
         """
         base = links_of(request).base
         has_login = request.app[CONFIG].server.device_login
@@ -128,9 +128,9 @@ class McpServer(Extension[McpServerConfig]):
         )
 
     async def get_server(self, request: web.Request) -> AuthorizationServer:
-        """Say where a program logs in.
+        """Return where a program logs in.
 
-        A program shows its user a code, and gets a key when the user has let it in.
+        A program shows a code to its user, and gets a key when the user has approved it.
         """
         base = links_of(request).base
         return AuthorizationServer(
@@ -142,9 +142,9 @@ class McpServer(Extension[McpServerConfig]):
     async def post_message(self, request: web.Request) -> web.Response:
         """Send a message of the Model Context Protocol.
 
-        The streamable HTTP transport without sessions: each request is answered with one JSON
-        message, so that clients go on after a restart. What a tool or resource needs of the scope of
-        a key is as in the API.
+        The streamable HTTP transport without sessions: the response to each request is one JSON
+        message, so that clients continue after a restart. Tools and resources require the same scopes of
+        keys as the API.
         """
         _check_headers(request)
         message = await read_json(request, Message)
@@ -152,7 +152,7 @@ class McpServer(Extension[McpServerConfig]):
         if message.method is UNSET or message.id is UNSET:
             return web.Response(status=HTTPStatus.ACCEPTED)
         params = {} if message.params is UNSET else message.params
-        # Not every server is asked, and what answers takes a while to import.
+        # Imported on demand in a thread: not every server is used by MCP, and the module is slow to import.
         await asyncio.to_thread(importlib.import_module, ".methods", __package__)
         from .methods import answer  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The tools: what other agents do with conversations."""
+"""The tools with which other agents use conversations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,11 +37,11 @@ type Line = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00\r\n]*$")]
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tool takes."""
+    """The arguments of a tool."""
 
 
 class StartArguments(Arguments, frozen=True, kw_only=True):
-    """What `start_conversation` takes."""
+    """The arguments of `start_conversation`."""
 
     message: Annotated[Said, Meta(description="What the agent is to do")]
     repository: Annotated[
@@ -62,7 +62,7 @@ class StartArguments(Arguments, frozen=True, kw_only=True):
 
 
 class ListArguments(Arguments, frozen=True, kw_only=True):
-    """What `list_conversations` takes."""
+    """The arguments of `list_conversations`."""
 
     title_contains: Annotated[Short | None, Meta(description="A part of the title")] = None
     page_id: Annotated[Short | None, Meta(description="`next_page_id` of the page before")] = None
@@ -70,13 +70,13 @@ class ListArguments(Arguments, frozen=True, kw_only=True):
 
 
 class ConversationArguments(Arguments, frozen=True, kw_only=True):
-    """What a tool for one conversation takes."""
+    """The arguments of a tool for one conversation."""
 
     conversation_id: ConversationId
 
 
 class ReadArguments(ConversationArguments, frozen=True, kw_only=True):
-    """What `read_conversation` takes."""
+    """The arguments of `read_conversation`."""
 
     after: Annotated[
         int,
@@ -90,20 +90,20 @@ class ReadArguments(ConversationArguments, frozen=True, kw_only=True):
 
 
 class SendArguments(ConversationArguments, frozen=True, kw_only=True):
-    """What `send_message` takes."""
+    """The arguments of `send_message`."""
 
     message: Annotated[Said, Meta(description="What to tell the agent")]
 
 
 class AnswerArguments(ConversationArguments, frozen=True, kw_only=True):
-    """What `answer_confirmation` takes."""
+    """The arguments of `answer_confirmation`."""
 
     accept: Annotated[bool, Meta(description="Whether the agent may act")]
     reason: Annotated[str, Meta(max_length=10_000, description="Why not; told to the agent")] = ""
 
 
 class CollectArguments(ConversationArguments, frozen=True, kw_only=True):
-    """What `collect_conversation` takes."""
+    """The arguments of `collect_conversation`."""
 
     wait_seconds: Annotated[
         int,
@@ -119,7 +119,7 @@ async def get_view(server: Server, caller: Principal, conversation_id: str) -> C
 
 
 async def start_conversation(server: Server, caller: Principal, given: StartArguments) -> Json:
-    """Start an agent on a task, in a sandbox of its own; it works in the background."""
+    """Start an agent on a task, in its own sandbox; it works in the background."""
     order = StartOrder(
         conversation_id=given.conversation_id.hex if given.conversation_id else None,
         initial_message=text_message(given.message),
@@ -133,7 +133,7 @@ async def start_conversation(server: Server, caller: Principal, given: StartArgu
 
 
 async def list_conversations(server: Server, caller: Principal, given: ListArguments) -> Json:
-    """List conversations, the newest first, with what their agents do."""
+    """List conversations, the newest first, with the status of their agents."""
     query = ConversationQuery(title_contains=given.title_contains, include_starting=True)
     views, next_page_id = await server.conversations.search(
         caller.user_id, query, page_id=given.page_id, limit=given.limit
@@ -142,7 +142,7 @@ async def list_conversations(server: Server, caller: Principal, given: ListArgum
 
 
 async def read_conversation(server: Server, caller: Principal, given: ReadArguments) -> Json:
-    """Read what was said and done in a conversation, event by event, in order."""
+    """Read the messages and actions of a conversation, event by event, in order."""
     view = await get_view(server, caller, given.conversation_id.hex)
     events = await server.events.read_stretch(
         view.conversation.id,
@@ -159,7 +159,7 @@ async def read_conversation(server: Server, caller: Principal, given: ReadArgume
 
 
 async def send_message(server: Server, caller: Principal, given: SendArguments) -> Json:
-    """Tell the agent something; it takes it as soon as it can, and works on. Wakes a paused sandbox."""
+    """Send a message to the agent, which continues its work with it. Resumes a paused sandbox."""
     view = await get_view(server, caller, given.conversation_id.hex)
     if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
         await server.conversations.resume(caller.user_id, view.sandbox.id)
@@ -172,25 +172,25 @@ async def send_message(server: Server, caller: Principal, given: SendArguments) 
 async def stop_conversation(
     server: Server, caller: Principal, given: ConversationArguments
 ) -> Json:
-    """Stop the agent now, in the middle of a step; a message lets it go on."""
+    """Stop the agent now, in the middle of a step; a message makes it continue."""
     conversation_id = given.conversation_id.hex
     await server.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
     return about(await get_view(server, caller, conversation_id))
 
 
 async def answer_confirmation(server: Server, caller: Principal, given: AnswerArguments) -> Json:
-    """Accept or reject what an agent asks for, whose status is `waiting_for_confirmation`."""
+    """Accept or reject the actions of an agent whose status is `waiting_for_confirmation`."""
     kind = PendingKind.ACCEPT if given.accept else PendingKind.REJECT
     conversation_id = given.conversation_id.hex
     view = await get_view(server, caller, conversation_id)
     if view.execution_status is not ExecutionStatus.WAITING_FOR_CONFIRMATION:
-        raise Conflict("The agent asks for nothing now")
+        raise Conflict("The agent is not waiting for a confirmation")
     await server.messages.tell(caller.user_id, conversation_id, kind, reason=given.reason)
     return about(await get_view(server, caller, conversation_id))
 
 
 async def collect_conversation(server: Server, caller: Principal, given: CollectArguments) -> Json:
-    """Wait for the end of the agent's work, and get what it said last and which files it changed."""
+    """Wait for the end of the agent's work; return its last message and the files it changed."""
     conversation_id = given.conversation_id.hex
     changed = asyncio.Event()
     forget = server.event_bus.watch(
@@ -211,14 +211,14 @@ async def collect_conversation(server: Server, caller: Principal, given: Collect
     events, _ = await server.events.search(
         conversation_id, newest, page_id=None, limit=_LAST_EVENTS
     )
-    legible = [
+    readable = [
         one if len(one.body) <= LONGEST_EVENT else msgspec.structs.replace(one, body=b"{}")
         for one in events
     ]
     return {
         **about(view),
         "is_over": is_over(view),
-        "answer": await asyncio.to_thread(last_words, legible),
+        "answer": await asyncio.to_thread(last_words, readable),
         "changes": await _changes(server, caller, view),
     }
 
@@ -226,7 +226,7 @@ async def collect_conversation(server: Server, caller: Principal, given: Collect
 async def _changes(
     server: Server, caller: Principal, view: ConversationView
 ) -> list[dict[str, str]] | None:
-    """Return which files differ from the last commit; None where that cannot be seen now."""
+    """Return the files that differ from the last commit, or None if the sandbox cannot tell."""
     if view.sandbox_status is not SandboxStatus.RUNNING or not view.conversation.is_ready:
         return None
     try:
@@ -249,17 +249,17 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return what agents call it."""
+        """The name for agents."""
         return self.run.__name__
 
     async def call(self, server: Server, caller: Principal, arguments: Any) -> Json:
-        """Use it; raises whatever the API answers in this case."""
+        """Validate the arguments and run the tool; raises the errors of the API."""
         check_scope(self.scope, caller)
         given = convert(arguments, self.takes, loc=("arguments",))
         return await self.run(server, caller, given)
 
     def describe(self) -> Json:
-        """Return what agents read of it."""
+        """Return the description for agents."""
         _, schemas = msgspec.json.schema_components([self.takes])
         schema = {**schemas[self.takes.__name__]}
         schema.pop("title", None)

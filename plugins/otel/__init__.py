@@ -1,7 +1,7 @@
-"""Traces of requests and of starts in OpenTelemetry, where the environment names a collector.
+"""OpenTelemetry traces of requests and of starts, if the environment names a collector.
 
-The packages are the extra `otel`. Nothing is set for the whole process, so that other plugins may
-have traces of their own.
+The packages are the extra `otel`. No global state of OpenTelemetry is set, so that other plugins may
+have their own traces.
 """
 
 import os
@@ -12,7 +12,7 @@ from agentsvc.plugin import hookimpl
 
 @hookimpl
 def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the traces, unless the environment switches them off."""
+    """Return the extension, if the environment names a collector."""
     from .tracing import Tracing, is_wanted  # noqa: PLC0415  # what it imports takes time
 
     return [Tracing] if is_wanted(os.environ) else []

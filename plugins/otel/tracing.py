@@ -1,4 +1,4 @@
-"""The spans of a server, and what sends them to the collector."""
+"""The spans of a server, and their export to a collector."""
 
 import asyncio
 import contextlib
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _DISABLED: Final = "OTEL_SDK_DISABLED"
 _NAMED: Final = ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
-_QUIET: Final = frozenset({"/alive", "/health", "/ready", "/metrics"})
+_UNTRACED_PATHS: Final = frozenset({"/alive", "/health", "/ready", "/metrics"})
 _TIME_LIMIT: Final = "OTEL_EXPORTER_OTLP_TIMEOUT"
-# How long a stop may wait for a collector that is away.
+# Maximum time that a stop waits for an unreachable collector.
 _SEND_SECONDS: Final = 3.0
 _FLUSH_SECONDS: Final = 5.0
 _ENDED: Final = (StartStatus.READY, StartStatus.ERROR)
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names a collector for traces."""
+    """Return whether the environment names a collector for traces."""
     is_off = environ.get(_DISABLED, "").strip().lower() == "true"
     return not is_off and any(environ.get(name) for name in _ENDPOINTS)
 
 
 class Tracing(Extension[NoSettings]):
-    """Makes the spans of one server, and hands them to a provider.
+    """Creates the spans of one server, and exports them.
 
-    Making one raises StartFailed where the packages are not installed.
+    The constructor raises StartFailed if the packages are not installed.
     """
 
     def __init__(self, config: NoSettings) -> None:
@@ -67,12 +67,12 @@ class Tracing(Extension[NoSettings]):
         self._propagator = TraceContextTextMapPropagator()
 
     def middlewares(self) -> Iterable[Middleware]:
-        """Return what makes a span of each request."""
+        """Return the middleware that creates a span for each request."""
         return (self.trace,)
 
     @contextlib.asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
-        """Listen for starts that end; at the end, send what was not sent yet."""
+        """Subscribe to starts; at the end, export the remaining spans."""
         server.conversations.starts.on_change(self.note_start)
         yield
         with contextlib.suppress(TimeoutError):
@@ -81,8 +81,8 @@ class Tracing(Extension[NoSettings]):
 
     @web.middleware
     async def trace(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Make a span of a request, in the trace that its caller names."""
-        if request.path in _QUIET:
+        """Create a span for a request, in the trace of its caller."""
+        if request.path in _UNTRACED_PATHS:
             return await handler(request)
         route = route_of(request)
         name = request.method if route is None else f"{request.method} {route.path}"
@@ -106,7 +106,7 @@ class Tracing(Extension[NoSettings]):
             return response
 
     def note_start(self, task: StartTask) -> None:
-        """Make a trace of a start that has ended, with a span for each of its stages."""
+        """Create a trace for a start that has ended, with a span for each of its stages."""
         if task.status not in _ENDED:
             return
         *stages, end = task.stages
@@ -149,7 +149,7 @@ def _make_provider(environ: Mapping[str, str]) -> "TracerProvider":
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
     attributes = {"service.version": VERSION}
-    # What is given here would win over the environment.
+    # Attributes given here would override the environment.
     if not environ.get(_NAMED[0]) and "service.name=" not in environ.get(_NAMED[1], ""):
         attributes["service.name"] = "agentsvc"
     provider = TracerProvider(resource=Resource.create(dict(attributes)))
