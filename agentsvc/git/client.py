@@ -206,7 +206,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
         target = urljoin(url, location)
         if not location or ".." in urlsplit(target).path or not git.is_below(target, self.rest):
             # The token must not be sent to another place.
-            raise self.unavailable("it redirects to another place")
+            raise self.unavailable("it redirects to another URL")
         return target
 
     def _decode[T](self, body: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
@@ -241,7 +241,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
 
     def _rate_limited(self, headers: Mapping[str, str]) -> GitProviderRateLimited:
         return GitProviderRateLimited(
-            f"The git provider `{self.provider.value}` wants fewer requests from this token",
+            f"The git provider `{self.provider.value}` limits the requests of this token",
             retry_after_seconds=wait_seconds(headers, now().timestamp()),
         )
 
@@ -264,7 +264,7 @@ def refused(provider: Provider) -> NotAuthenticated:
 def unavailable(provider: Provider, detail: str) -> GitProviderUnavailable:
     """Return the error for a service that cannot be called."""
     return GitProviderUnavailable(
-        f"The git provider `{provider.value}` cannot be asked", detail=detail
+        f"The git provider `{provider.value}` is unavailable", detail=detail
     )
 
 

@@ -160,7 +160,7 @@ def run(*, as_json: bool, api: Api, found: Record) -> None:
     if as_json:
         click.echo(json_text(made))
         return
-    click.echo(f"run {made['id']} is due", err=True)
+    click.echo(f"run {made['id']} is scheduled", err=True)
 
 
 @command.command(epilog=example("agentsvc automations enable nightly"))

@@ -73,7 +73,7 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
         return best
 
     def find_latest(self, first: datetime, until: datetime, maximum: int) -> list[datetime]:
-        """Return the latest matches between `first`, a match itself, and `until`."""
+        """Return the latest matches from `first`, a match itself, to `until`, at most `maximum`."""
         span = _FIRST_SPAN
         while True:
             begin = max(first, until - span)

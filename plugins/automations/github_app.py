@@ -104,7 +104,7 @@ class GithubApps:
         except NotAuthenticated as exc:
             raise NotAuthenticated(f"GitHub knows no App `{app_id}` with this key") from exc
         except NotFound as exc:
-            raise api.unavailable("it knows no Apps") from exc
+            raise api.unavailable("it has no Apps") from exc
         if not slug:
             raise api.unavailable("unexpected answer")
         made = msgspec.structs.replace(made, slug=slug)
@@ -145,8 +145,6 @@ class GithubApps:
         """Decrypt the secrets of an App."""
         return _keys.decode(self._vault.unseal(app.sealed, _context(app.user_id)))
 
-    # Inside
-
     async def _api(self, app: GithubApp) -> GitApi:
         """Return the host's API, authenticated as the App itself."""
         private_key = self.keys_of(app).private_key
@@ -169,7 +167,9 @@ class GithubApps:
             only = {"repository_ids": [int(moved[1])]} if moved else {"repositories": [name]}
             made = (await api.call("POST", path, body=only)).value
         except NotAuthenticated as exc:
-            text = f"GitHub refuses the key of {what}: store a new one, and see that the clock is right"
+            text = (
+                f"GitHub rejects the key of {what}: store a new one, and check this machine's clock"
+            )
             raise NotAuthenticated(text) from exc
         except (NotFound, BadRequest) as exc:
             text = f"{what[0].upper()}{what[1:]} is not installed for `{repository}`"

@@ -152,8 +152,6 @@ class HostCalls:
             found += await self._list_all(lookup, {"commit": commit})
         return sorted({one["name"] for one in found})
 
-    # Inside
-
     def _below(self, number: str, *, is_pull: bool) -> dict[str, str]:
         return {"number": number, "below": self._host.below_pulls if is_pull else "issues"}
 

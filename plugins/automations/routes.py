@@ -50,7 +50,7 @@ class AutomationOrder(Definition, frozen=True, kw_only=True):
     """A new automation."""
 
     enabled: bool = True
-    """Whether the trigger starts runs; `dispatch` always does"""
+    """Whether the trigger starts runs; `dispatch` works regardless"""
     state: State | None = None
     """The same as a word, which overrides `enabled`; null: use `enabled`"""
 
@@ -71,7 +71,7 @@ class AutomationInfo(Definition, frozen=True, kw_only=True):
     id: str
     """Id of the automation, 32 hex digits"""
     enabled: bool
-    """Whether the trigger starts runs; `dispatch` always does"""
+    """Whether the trigger starts runs; `dispatch` works regardless"""
     state: State
     """The same as a word"""
     disabled_reason: str | None
@@ -333,7 +333,8 @@ async def post_rotate_secret(request: web.Request) -> Secret:
 async def post_dispatch(request: web.Request) -> Run:
     """Run an automation now.
 
-    This works even if the automation is disabled. `concurrency` decides about a run in progress.
+    This works even if the automation is disabled, but not for a trigger `git` (409). `concurrency`
+    decides about a run in progress.
     """
     return await request.app[AUTOMATIONS].dispatch(*_owner_and_id(request))
 

@@ -67,7 +67,7 @@ _UNEXPECTED: Final = "An unexpected error; the server's log has the details"
 
 
 class _AlreadyTaken(Exception):
-    """The run can no longer be started: another task has started or ended it."""
+    """The run cannot be started now: it was started or ended already, or another run has started."""
 
 
 class Scheduler:
@@ -209,7 +209,9 @@ class Scheduler:
             await self._postpone(run, BackendUnavailable(f"This machine is at its limits: {exc}"))
         except Exception:
             # A retry would fail again and block the runs behind it.
-            log.exception("automation run not begun", extra={"automation_id": run.automation_id})
+            log.exception(
+                "automation run failed to start", extra={"automation_id": run.automation_id}
+            )
             await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=_UNEXPECTED))
 
     async def _postpone(self, run: Run, exc: AgentsvcError) -> None:

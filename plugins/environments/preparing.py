@@ -210,7 +210,7 @@ class Preparer:
                 found.user_id, bare, tx=tx, when_full=WhenFull.QUEUE, is_plain=False
             )
             begun = msgspec.structs.replace(
-                found, status=Status.PREPARING, reason="The sandbox starts", sandbox_id=sandbox.id
+                found, status=Status.PREPARING, reason="Starting the sandbox", sandbox_id=sandbox.id
             )
             await self._store(tx, begun)
             return begun
@@ -221,9 +221,9 @@ class Preparer:
         definition = found.definition
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
         if why_not := self._sandboxes.layers.why_not_kept(spec):
-            raise StartRefused(f"Its files cannot be kept: {why_not}")
+            raise StartRefused(f"Its files cannot be stored: {why_not}")
         current = await self._update(
-            found, status=Status.PREPARING, reason="The repository is fetched", log=""
+            found, status=Status.PREPARING, reason="Fetching the repository", log=""
         )
         room = self._reserved[found.id] = await self._free_bytes(found)
         async with self._source(current) as source:
@@ -234,11 +234,11 @@ class Preparer:
             with self._sandboxes.usage.hold(sandbox.id):
                 await agent.wait_ready(_AGENT_SECONDS)
                 workspace = await self._unpack(begun, sandbox, agent, source)
-                current = await self._update(begun, reason="The set-up script runs")
+                current = await self._update(begun, reason="Running the set-up script")
                 current = await self._set_up(current, workspace, container)
                 watched = (*definition.paths, *container.files)
                 fingerprint = await workspace.fingerprint(watched)
-        current = await self._update(current, reason="The files are kept")
+        current = await self._update(current, reason="Storing the files")
         await self._sandboxes.stop(sandbox.user_id, sandbox.id)
         stopped = await self._sandboxes.get(sandbox.user_id, sandbox.id)
         size = await self._sandboxes.layers.keep(stopped, layer_id, max_bytes=room)
@@ -285,7 +285,7 @@ class Preparer:
         added = found.to_container(has_images=has_images) if found else Container()
         if not has_images:
             return added
-        await self._update(begun, reason="The image is made ready")
+        await self._update(begun, reason="Preparing the image")
         wanted = (source, found) if source and found else None
         image = await self._maker.make(image_id, spec, definition.image, wanted)
         built = image_id if image.endswith(f":{image_id}") else ""
@@ -328,7 +328,7 @@ class Preparer:
             workspace = Workspace(agent, base)
             await workspace.make_empty({})
             return workspace
-        await self._update(begun, reason="The repository is brought in")
+        await self._update(begun, reason="Unpacking the repository")
         url = source.checkout.remote.url
         workspace = Workspace(agent, f"{base}/{locate(url).directory}")
         await workspace.unpack(

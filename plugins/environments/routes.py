@@ -187,8 +187,8 @@ class EnvironmentsExtension(Extension[EnvironmentsConfig]):
 
         def wake() -> None:
             # The removal of unused files may take long, and must not delay preparations.
-            server.supervisor.spawn("begin environments", preparer.begin_waiting)
-            server.supervisor.spawn("look at environments", preparer.prepare_due)
+            server.supervisor.spawn("start environments", preparer.begin_waiting)
+            server.supervisor.spawn("check environments", preparer.prepare_due)
 
         service = EnvironmentService(server, self.config, wake)
         server.app[ENVIRONMENTS] = service

@@ -83,7 +83,7 @@ def openhands(
     for line in [json_text(msgspec.to_builtins(items))] if as_json else _table(items):
         click.echo(line)
     if others:
-        click.echo(f"users there whose data is left: {', '.join(map(clean, others))}", err=True)
+        click.echo(f"users whose data is not imported: {', '.join(map(clean, others))}", err=True)
     _sum_up(items, is_dry=dry_run)
 
 
@@ -122,4 +122,4 @@ def _sum_up(items: list[Item], *, is_dry: bool) -> None:
         err=True,
     )
     if counts[ImportResult.SKIPPED]:
-        raise CommandFailed("not everything could be taken over; the lines above say why")
+        raise CommandFailed("not everything was imported; see the notes above")

@@ -58,7 +58,7 @@ class SecretOpener:
     def open(self, text: str) -> str:
         """Decrypt a value, or return a plain one; raises Unreadable if it is masked, or no key fits."""
         if _STARS.fullmatch(text):
-            raise Unreadable("was hidden before it was stored")
+            raise Unreadable("was masked before it was stored")
         if _JWE.fullmatch(text):
             return self._first(text, _open_jwe)
         if _FERNET.fullmatch(text):
@@ -89,7 +89,7 @@ class SecretOpener:
             found: str | None = opened(text, key)
             if found is not None:
                 return found
-        raise Unreadable("is encrypted, and its key is not there")
+        raise Unreadable("is encrypted, and its key is missing")
 
 
 def _read(tree: Tree, name: str, secrets_in: Callable[[bytes], list[str]]) -> list[str]:

@@ -22,7 +22,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe would block.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE: Final = 1024 * 1024
-_IRREGULAR: Final = "is a link or no regular file"
+_IRREGULAR: Final = "is a link or not a regular file"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Tree:
     def _opened(self, path: str, flags: int) -> Iterator[int]:
         steps = [step for step in path.split("/") if step]
         if ".." in steps:
-            raise Unreadable("leads out of the directory")
+            raise Unreadable("is outside of the directory")
         with contextlib.ExitStack() as opened:
             descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             opened.callback(os.close, descriptor)

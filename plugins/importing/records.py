@@ -167,7 +167,7 @@ def decode_object(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise Unreadable("is no JSON object") from exc
+        raise Unreadable("is not a JSON object") from exc
 
 
 def compact(data: bytes) -> bytes:

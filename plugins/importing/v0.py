@@ -41,7 +41,7 @@ def find_v0(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tup
         if not entry.is_directory:
             continue
         if not _SOURCE_ID.fullmatch(entry.name):
-            yield entry.name, "is no name of a conversation"
+            yield entry.name, "is not a valid id of a conversation"
             continue
         yield _found(tree, f"{parent}/{entry.name}", entry.name)
 
@@ -60,7 +60,7 @@ def read_v0(tree: Tree, found: ImportedConversation) -> History:
     for number, entry in sorted(files.items()):
         name = f"events/{entry.name}"
         if number > last:
-            broken.append(f"{name} has a number far behind the others")
+            broken.append(f"{name} has a number far beyond the others")
             continue
         try:
             data = tree.read(f"{found.directory}/{name}", max_bytes=MAX_EVENT_BYTES)

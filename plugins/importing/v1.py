@@ -108,7 +108,7 @@ def _read_event(tree: Tree, directory: str, entry: Entry) -> tuple[datetime, byt
         _object.decode(data)
         head = _head.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise Unreadable("is no event") from exc
+        raise Unreadable("is not an event") from exc
     moment = parse_time(head.timestamp)
     if moment is None or not is_storable(moment):
         raise Unreadable("has no time")

@@ -24,9 +24,9 @@ from .resources import TEMPLATES, list_resources, read_resource
 from .tools import TOOLS
 
 _INSTRUCTIONS: Final = (
-    "Each conversation is a software agent at work in a sandbox of its own. Start one with a task,"
-    " collect it until `is_over`, and read its changes. Where `execution_status` is"
-    " `waiting_for_confirmation`, read what it asks for and answer."
+    "Each conversation is a software agent that works in its own sandbox. Start one with a task,"
+    " collect it until `is_over`, and read its changes. If `execution_status` is"
+    " `waiting_for_confirmation`, read the actions that it asks for and answer."
 )
 
 

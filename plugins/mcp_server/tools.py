@@ -43,7 +43,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class StartArguments(Arguments, frozen=True, kw_only=True):
     """The arguments of `start_conversation`."""
 
-    message: Annotated[Said, Meta(description="What the agent is to do")]
+    message: Annotated[Said, Meta(description="Task for the agent")]
     repository: Annotated[
         Short | None, Meta(description="Repository to clone, as owner/name or a URL")
     ] = None
@@ -55,8 +55,8 @@ class StartArguments(Arguments, frozen=True, kw_only=True):
     conversation_id: Annotated[
         UUID | None,
         Meta(
-            description="Id to give it; the same call with the same id again starts nothing new, so"
-            " that it can be repeated when the answer was lost"
+            description="Id for it; a repeated call with the same id starts nothing new, so that it can"
+            " be repeated after a lost response"
         ),
     ] = None
 
@@ -65,8 +65,8 @@ class ListArguments(Arguments, frozen=True, kw_only=True):
     """The arguments of `list_conversations`."""
 
     title_contains: Annotated[Short | None, Meta(description="A part of the title")] = None
-    page_id: Annotated[Short | None, Meta(description="`next_page_id` of the page before")] = None
-    limit: Annotated[int, Meta(ge=1, le=100, description="How many")] = 20
+    page_id: Annotated[Short | None, Meta(description="`next_page_id` of the previous page")] = None
+    limit: Annotated[int, Meta(ge=1, le=100, description="Page size")] = 20
 
 
 class ConversationArguments(Arguments, frozen=True, kw_only=True):
@@ -83,16 +83,16 @@ class ReadArguments(ConversationArguments, frozen=True, kw_only=True):
         Meta(
             ge=-1,
             le=MAX_INT - 1,
-            description="`next_after` of the call before; -1: from the start",
+            description="`next_after` of the previous call; -1: from the start",
         ),
     ] = -1
-    limit: Annotated[int, Meta(ge=1, le=200, description="How many events to look at")] = 100
+    limit: Annotated[int, Meta(ge=1, le=200, description="Maximum number of events")] = 100
 
 
 class SendArguments(ConversationArguments, frozen=True, kw_only=True):
     """The arguments of `send_message`."""
 
-    message: Annotated[Said, Meta(description="What to tell the agent")]
+    message: Annotated[Said, Meta(description="Message to the agent")]
 
 
 class AnswerArguments(ConversationArguments, frozen=True, kw_only=True):

@@ -13,6 +13,6 @@ from agentsvc.plugin import hookimpl
 @hookimpl
 def agentsvc_register_extensions() -> Iterable[type]:
     """Return the extension, if the environment names a collector."""
-    from .tracing import Tracing, is_wanted  # noqa: PLC0415  # what it imports takes time
+    from .tracing import Tracing, is_wanted  # noqa: PLC0415  # slow to import
 
     return [Tracing] if is_wanted(os.environ) else []

@@ -178,7 +178,7 @@ class SharedView:
 
 
 def _mask_of(known: list[Any]) -> Callable[[str], str]:
-    from .masking import Masker, secrets_in  # noqa: PLC0415  # what it compiles takes time
+    from .masking import Masker, secrets_in  # noqa: PLC0415  # slow to import
 
     return Masker(secrets_in(known)).mask
 

@@ -176,11 +176,11 @@ class Provider:
                 await self._fetch_keys()
                 return verify(token, self._keys, needed, skew=self._skew)
         except BadToken as exc:
-            raise self._refused(f"its token is not good ({exc})") from exc
+            raise self._refused(f"its token is invalid ({exc})") from exc
 
     def _refused(self, why: str) -> NotAuthenticated:
         log.warning("sign-in refused", extra={"provider": self.name, "reason": why})
-        return NotAuthenticated(f"The sign-in by `{self.name}` is not good: {why}")
+        return NotAuthenticated(f"The sign-in by `{self.name}` is invalid: {why}")
 
     # Metadata and keys
 
@@ -247,11 +247,11 @@ class Provider:
 
     def _decoded[T](self, status: int, body: bytes, kind: type[T]) -> T:
         if status != 200:  # noqa: PLR2004  # an HTTP status reads best as a number
-            raise self._unavailable(f"it answered {status}")
+            raise self._unavailable(f"its response is {status}")
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise self._unavailable("its answer is not understood") from exc
+            raise self._unavailable("its response is invalid") from exc
 
     def _unavailable(self, why: str) -> SignInUnavailable:
         log.warning("sign-in provider unavailable", extra={"provider": self.name, "reason": why})

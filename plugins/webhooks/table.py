@@ -100,7 +100,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
             "subscription_id": failed.subscription_id,
             "lane": failed.lane,
             "cutoff": to_stored(cutoff),
-            "reason": f"given up with one before it: {failed.reason}",
+            "reason": f"failed with an earlier one: {failed.reason}",
             "now": to_stored(now),
         }
         return await tx.run(sql, params)

@@ -391,7 +391,7 @@ async def test_a_backend_that_keeps_nothing_here_and_now_says_why(
     before = len(fake_agent.sandboxes)
     assert (await client.post(f"{PATH}/{made['id']}/prepare")).status == 200
     failed = await wait_for(client, made, "failed")
-    assert failed["detail"] == "Its files cannot be kept: the cluster has no snapshots"
+    assert failed["detail"] == "Its files cannot be stored: the cluster has no snapshots"
     begun = list(fake_agent.sandboxes.values())[before:]
     assert [command for one in begun for command in one.commands] == []
 

@@ -179,7 +179,7 @@ async def test_a_token_that_is_about_to_end_is_not_used_again(
     [
         ("not installed", f"The GitHub App `{SLUG}` is not installed for `octo/demo`"),
         ("suspended", f"The installation of the GitHub App `{SLUG}` for `octo` is suspended"),
-        ("key deleted", f"GitHub refuses the key of the GitHub App `{SLUG}`"),
+        ("key deleted", f"GitHub rejects the key of the GitHub App `{SLUG}`"),
     ],
 )
 async def test_an_app_that_may_not_work_fails_the_run_and_says_why(

@@ -438,7 +438,7 @@ async def test_a_host_that_wants_rest_is_left_alone_and_a_revoked_token_is_told(
     host.fail = [web.Response(status=429, headers={"Retry-After": "120"})]
     await loop.begin()
     [run] = await loop.wait_until(lambda seen: bool(seen and seen[0]["error_detail"]))
-    assert "wants fewer requests" in run["error_detail"]
+    assert "limits the requests" in run["error_detail"]
     asked = len(host.requests)
     await loop.deliver("said", comment=host.say(f"@{BOT} too", "ada"))
     await asyncio.sleep(0.3)
@@ -456,10 +456,10 @@ async def test_a_host_that_wants_rest_is_left_alone_and_a_revoked_token_is_told(
     [
         ("deleted", "FAILED", "Not found at the git provider"),
         ("revoked", "FAILED", "Invalid token"),
-        ("down", "PENDING", "cannot be asked"),
-        ("busy", "PENDING", "wants fewer requests"),
-        ("<html>", "PENDING", "cannot be asked"),
-        ("[7]", "PENDING", "cannot be asked"),
+        ("down", "PENDING", "is unavailable"),
+        ("busy", "PENDING", "limits the requests"),
+        ("<html>", "PENDING", "is unavailable"),
+        ("[7]", "PENDING", "is unavailable"),
         ("{}", "SKIPPED", "may not write"),
     ],
 )

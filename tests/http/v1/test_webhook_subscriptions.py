@@ -343,7 +343,7 @@ async def test_what_is_given_up_says_so_and_can_be_replayed(
     await feed.send(events(2))
     failed = await wait_for(client, made, lambda seen: len(seen) == 2, "?state=failed")
     assert [(one["attempts"], one["status"], one["reason"]) for one in failed] == [
-        (0, None, "given up with one before it: the receiver answered 500"),
+        (0, None, "failed with an earlier one: the receiver answered 500"),
         (1, 500, "the receiver answered 500"),
     ]
     assert len(receiver.received) == 1

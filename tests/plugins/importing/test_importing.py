@@ -166,7 +166,7 @@ async def test_settings_of_the_first_generation_are_sealed_here(
     write(theirs.path / "settings.json", OLDER_SETTINGS)
     write(theirs.path / "secrets.json", SECRETS)
     report = await asyncio.to_thread(theirs.take)
-    assert report["settings.json"]["notes"] == ["`sandbox_api_key` was hidden before it was stored"]
+    assert report["settings.json"]["notes"] == ["`sandbox_api_key` was masked before it was stored"]
     assert [report[name]["outcome"] for name in ("github", "DEPLOY_KEY")] == ["imported"] * 2
     assert b"sk-older" not in (theirs.data / "agentsvc.db").read_bytes()
 
@@ -200,7 +200,7 @@ async def test_settings_of_the_second_generation_are_opened_with_its_keys(
         },
     )
     report = await asyncio.to_thread(theirs.take, code=1)
-    assert report["CLOSED"]["notes"] == ["is encrypted, and its key is not there"]
+    assert report["CLOSED"]["notes"] == ["is encrypted, and its key is missing"]
     assert report["OPENED"]["outcome"] == "imported"
 
     stored = await stored_settings(service)
@@ -245,7 +245,7 @@ def test_data_of_users_comes_one_user_at_a_time(ours: Ours) -> None:
     ours.call("users", "create", "ann")
     assert ours.take() == {}
     shown = ours.call("import", "openhands", str(ours.path))
-    assert "users there whose data is left: u1, u2" in shown
+    assert "users whose data is not imported: u1, u2" in shown
     assert ours.take("--of", "u1", "--user", "ann")["a" * 32]["outcome"] == "imported"
     assert ours.take("--of", "u2")[NEWER]["outcome"] == "imported"
     belongs = ours.take("--of", "u2", "--user", "ann", code=1)[NEWER]

@@ -155,7 +155,7 @@ def test_links_and_special_files_are_not_followed(ours: Ours, tmp_path: Path) ->
     assert "a" * 32 not in report
     assert report["b" * 32]["notes"] == ["cannot be read: Not a directory"]
     assert report["c" * 32]["notes"] == ["there is no metadata.json", "has no events"]
-    assert report["settings.json"]["notes"] == ["is a link or no regular file"]
+    assert report["settings.json"]["notes"] == ["is a link or not a regular file"]
 
 
 def test_a_file_that_becomes_a_link_after_it_was_listed_is_not_read(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_numbers_far_behind_the_others_and_strange_names_are_left_out(ours: Ours
     (ours.path / "sessions" / "a b").mkdir()
     report = ours.take(code=1)
     assert report[OLDER_ID]["events"] == 1
-    assert report["a b"]["notes"] == ["is no name of a conversation"]
+    assert report["a b"]["notes"] == ["is not a valid id of a conversation"]
 
 
 def test_a_conversation_without_events_is_skipped(ours: Ours) -> None:
@@ -222,7 +222,7 @@ def test_events_of_the_second_generation_are_sorted_and_broken_ones_left_out(our
     item = ours.take()[NEWER]
     assert (item["outcome"], item["events"]) == ("imported", 12)
     assert item["notes"] == [
-        "3 events are left out: z1 is no event, z2 is no event, z3 has no time",
+        "3 events are left out: z1 is not an event, z2 is not an event, z3 has no time",
         "1 events are left out: no events, or there twice",
     ]
 
