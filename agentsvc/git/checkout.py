@@ -111,7 +111,7 @@ class Checkout:
         await self._remove()
 
     async def branch(self, name: str) -> DefaultBranch:
-        """Return a branch with its commit; raises NotFound, and InvalidRequest for an invalid name."""
+        """Return a branch with its commit; raises NotFound, or InvalidRequest for the name."""
         check_branch(name)
         ref = f"refs/heads/{name}"
         lines = await self._git("ls-remote", self.remote.url, ref, is_remote=True)
@@ -121,7 +121,7 @@ class Checkout:
         return DefaultBranch(branch=name, commit=found[1])
 
     async def head(self) -> DefaultBranch:
-        """Return the default branch with its commit; raises NotFound without one of a valid name."""
+        """Return the default branch with its commit; raises NotFound if it has no valid name."""
         lines = await self._git("ls-remote", "--symref", self.remote.url, "HEAD", is_remote=True)
         found = re.match(r"ref: refs/heads/(\S+)\tHEAD\n([0-9a-f]{40,64})\tHEAD", lines)
         if found is None:
@@ -146,7 +146,7 @@ class Checkout:
         await self._git(*arguments, is_remote=True)
 
     async def read(self, commit: str, path: str, max_bytes: int) -> bytes | None:
-        """Return a file of a fetched commit, or None; raises BadRequest if it is larger than allowed."""
+        """Return a file of a fetched commit, or None; raises BadRequest if it is too large."""
         _check_commit(commit)
         output = await self._git("ls-tree", "-l", "-z", "--full-tree", commit, "--", path)
         found = re.fullmatch(r"\d+ blob ([0-9a-f]+) +(\d+)\t.*\0", output, re.DOTALL)
@@ -158,7 +158,7 @@ class Checkout:
         return text.encode(errors="surrogateescape")
 
     async def archive(self, commit: str, directory: str | None, max_bytes: int) -> Path:
-        """Return a tar archive of a directory of a commit, or an empty one, deleted with the checkout.
+        """Return a tar archive of a directory, or an empty one; it is deleted with the checkout.
 
         Raises BadRequest if it is larger than allowed, and for a directory that does not exist.
         """

@@ -269,7 +269,7 @@ def unavailable(provider: Provider, detail: str) -> GitProviderUnavailable:
 
 
 def not_public(provider: Provider, exc: AddressNotAllowed) -> GitProviderUnavailable:
-    """Return the error for a service in a private network that is not allowed in the configuration."""
+    """Return the error for a service in a private network that is not allowed."""
     return GitProviderUnavailable(
         f"The git provider `{provider.value}` may not be called: {exc}. An administrator can add the"
         " host to `git.private_hosts` in the configuration"

@@ -141,7 +141,7 @@ class GitHub(Hosting):
         return [one.id for one in self._all(Item, _ORGANIZATIONS, found)]
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
-        """Return repositories of which the user is owner, collaborator or member; a text filters by name."""
+        """Return repositories of the user as owner, collaborator or member, filtered by name."""
         installation = query.installation_id
         if installation is not None and not _is_number(installation):
             raise InvalidRequest("An installation id at GitHub is a number", loc=INSTALLATION_LOC)
@@ -174,7 +174,7 @@ class GitHub(Hosting):
         return self._listing(Branch, _REFS, found, cursor, find(found, "refs.totalCount"))
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return open pull requests of the user that need attention, and issues assigned to the user."""
+        """Return the user's open pull requests that need attention, and assigned issues."""
         found = await self._api.query(TASKS_QUERY, dict[str, Any], {"issues": ISSUES_SEARCH})
         return self._tasks(_PULLS, found) + self._tasks(_ISSUES, found, TaskType.OPEN_ISSUE)
 

@@ -173,7 +173,7 @@ class Hosting:
         return await self._page(Branch, self.branched, query)
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return pull requests and issues that need the user's attention, about a hundred at most."""
+        """Return pull requests and issues that need attention, about a hundred at most."""
         return []
 
     async def files(self, repository: str, directory: str) -> list[File]:

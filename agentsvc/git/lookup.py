@@ -19,7 +19,7 @@ INSTALLATION_LOC: Final = ("query", "installation_id")
 PATH_LOC: Final = ("query", "file_path")
 
 type Part = str | Callable[[Any], Any]
-"""A part of a response: a name such as `head.repo.full_name`, alternatives such as `nickname|name`, or a function."""
+"""A part of a response: `head.repo.full_name`, the first of `nickname|name`, or a function."""
 
 _PLACEHOLDER: Final = re.compile(r"\{(\+?)(\w+)\}")
 

@@ -11,7 +11,7 @@ from agentsvc.git.model import File
 
 EXTENSION: Final = ".md"
 MICROAGENT_MAX: Final = 256 * 1024
-"""Maximum length of a microagent: a longer one would not fit into an agent's context, and is slow to parse."""
+"""Maximum length of a microagent: a longer one is slow to parse, and too long for an agent."""
 
 _OWN_REPOSITORY: Final = ".openhands"
 _OWN_REPOSITORY_AT_GITLAB: Final = "openhands-config"

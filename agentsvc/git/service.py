@@ -78,7 +78,7 @@ _ANYWHERE: Final = SafeConnector(anywhere=True)
 
 
 type Lender = Callable[[str, Provider, str], Awaitable[ProviderToken | None]]
-"""Returns a token that the server itself uses for a user's repository instead of a stored one, or None."""
+"""Returns the server's own token for a user's repository, used before a stored one, or None."""
 
 
 async def _trusts_nobody(_user_id: str) -> bool:
@@ -292,7 +292,7 @@ class GitProviders(msgspec.Struct, eq=False):
     async def checkout(
         self, user_id: str, repository: str, provider: Provider | None, *, time_limit: float
     ) -> AsyncIterator[Checkout]:
-        """Yield a repository to fetch from and to push to, with a lent token or the user's own, if any."""
+        """Yield a repository to fetch from and push to, with a lent or a stored token, if any."""
         stored = await self.secrets.provider_tokens(user_id)
         if provider is not None and (lent := await self.lender(user_id, provider, repository)):
             stored[provider] = lent

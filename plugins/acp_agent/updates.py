@@ -70,7 +70,7 @@ def tool_call_of(event: Json) -> Json:
 
 
 def to_content(prompt: Any) -> list[Json]:
-    """Convert a prompt to the parts of a message; of linked and binary resources only the URI is kept."""
+    """Convert a prompt to message parts; linked and binary resources become their URI."""
     parts: list[Json] = []
     for block in prompt if isinstance(prompt, list) else []:
         match block:

@@ -326,7 +326,7 @@ class Runner:
     # Conversations
 
     async def _interrupt(self, task: AttemptSet, one: Attempt) -> None:
-        """Stop its agent; an agent that does not run counts as stopped, an unreachable one is retried."""
+        """Stop its agent, unless it does not run; an unreachable one is retried."""
         try:
             await self._conversations.interrupt(task.user_id, one.conversation_id)
         except (AgentUnavailable, BackendUnavailable):
@@ -360,7 +360,7 @@ class Runner:
 
 
 async def _claim(tx: Transaction, one: Attempt, *, since: AttemptStatus) -> None:
-    """Update an attempt; raises _AlreadyTaken if it has changed, or its task was stopped or deleted."""
+    """Update an attempt; raises _AlreadyTaken if it has changed, or its task has ended."""
     task = await SetTable.find(tx, one.set_id)
     if task is None or task.stop or task.is_deleted:
         raise _AlreadyTaken

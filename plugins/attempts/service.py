@@ -125,7 +125,7 @@ class Attempts:
         return await self._db.write(body)
 
     async def delete(self, user_id: str, set_id: str) -> None:
-        """Delete a task, and the conversations of all attempts except the chosen one; raises NotFound."""
+        """Delete a task and its conversations except the chosen one; raises NotFound."""
 
         async def body(tx: Transaction) -> None:
             task = await _owned(tx, user_id, set_id)

@@ -38,7 +38,7 @@ class ClockWatch:
         self._offset: float | None = None
 
     def jump(self) -> float | None:
-        """Return how many seconds the clock was set forward since the last call; None on the first."""
+        """Return the seconds by which the clock was set forward since the last call, or None."""
         before, self._offset = self._offset, now().timestamp() - monotonic()
         return None if before is None else self._offset - before
 

@@ -130,7 +130,7 @@ class GithubApps:
         return cached.token
 
     def renew(self, user_id: str, repository: str, refused: ProviderToken) -> bool:
-        """Discard a refused token; False if it is not an App's, or its predecessor was just discarded."""
+        """Discard a refused token; False if it is not an App's, or one was just discarded."""
         key = (user_id, repository)
         cached = self._tokens.get(key)
         if cached is not None and (cached.token != refused or not cached.until):

@@ -110,7 +110,7 @@ class IssueStarter:
     async def begin_changes(
         self, automation: Automation, run: Run, payload: Any, claim: Claim
     ) -> str:
-        """Start a run whose changes become a pull request, and return its conversation's id; raises as `begin`."""
+        """Start a run whose changes become a pull request, like `begin`."""
         definition = automation.definition
         last = await WorkTable.last_pull(self._db, automation.id)
         # A pull request in a repository that the automation had before does not count.

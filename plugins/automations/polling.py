@@ -128,7 +128,7 @@ class Poller:
         return msgspec.structs.replace(poll, since=since, etag=etag if is_same else "", trouble="")
 
     def _is_new(self, created: str, poll: Poll) -> bool:
-        """Return whether something was opened since the last poll, and so recently that its run is not deleted."""
+        """Return whether it was opened since the last poll, and its run cannot be deleted yet."""
         since = parse_time(poll.since)
         is_known = self._known_for is None or _is_after(created, now() - self._known_for)
         return is_known and (since is None or _is_after(created, since))

@@ -86,7 +86,7 @@ class Scheduler:
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
         self._at_hosts: dict[str, str] = {}
-        """Users of the runs that are calling their git hosts, by run; the runs of other users do not wait for them."""
+        """Users of the runs that are calling their git hosts, by run id."""
         self._on_begin = on_begin
         self._wake = wake
         self._clock = ClockWatch()

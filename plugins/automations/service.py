@@ -368,7 +368,7 @@ class Automations:
 def check_definition(
     definition: Definition, moment: datetime, *, may_be_past: bool = False
 ) -> datetime | None:
-    """Validate a definition and return its next due time, None if it has none; raises InvalidRequest."""
+    """Validate a definition and return its next due time, or None; raises InvalidRequest."""
     if (definition.prompt is None) == (definition.command is None):
         raise InvalidRequest("The task is either a `prompt` or a `command`", loc=("body", "prompt"))
     check_prompt(definition.prompt or "")

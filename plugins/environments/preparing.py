@@ -90,7 +90,7 @@ class Preparer:
                 await self._sandboxes.images.remove_unused(backend, self._images_in_use)
 
     async def _remove_layers(self, backend: str, used: set[str]) -> None:
-        """Remove the unused layers of a backend, and prepare environments again that have lost theirs."""
+        """Remove unused layers of a backend, and reset environments whose layer is gone."""
         there = await self._sandboxes.layers.remove_unused(
             backend, partial(self._layers_in_use, backend)
         )
@@ -259,7 +259,7 @@ class Preparer:
 
     @asynccontextmanager
     async def _source(self, begun: Environment) -> AsyncIterator[Source | None]:
-        """Fetch the repository on the server, so that no token enters a sandbox; None without a repository."""
+        """Fetch the repository, if any, on the server, so that no token enters a sandbox."""
         definition = begun.definition
         if definition.repository is None:
             yield None
@@ -277,7 +277,7 @@ class Preparer:
     async def _container(
         self, begun: Environment, source: Source | None, image_id: str
     ) -> Container:
-        """Return the additions by the repository's `devcontainer.json`, with the image built for it."""
+        """Return the additions by the repository's `devcontainer.json`, with its image."""
         definition = begun.definition
         found = await source.find_devcontainer(definition.devcontainer) if source else None
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)

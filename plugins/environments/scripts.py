@@ -50,7 +50,7 @@ def _with_variables(script: str, variables: dict[str, str], container: Container
 
 
 def after_setup(container: Container, folder: str) -> str:
-    """Return the script that marks the set-up as done, and exports the variables in the agent's shells."""
+    """Return the script that marks the set-up as done, and exports variables to the agent."""
     done = "if [ -d .git ]; then : >.git/agentsvc-setup-done; fi"
     if not container.exports:
         return done

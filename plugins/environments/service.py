@@ -99,7 +99,7 @@ class EnvironmentService:
         return await self._db.write(body)
 
     async def delete(self, user_id: str, environment_id: str) -> None:
-        """Delete an environment; its files are removed later, and conversations that started with them stay."""
+        """Delete an environment; its files are removed later, its conversations stay."""
 
         async def body(tx: Transaction) -> None:
             found = await self.get_own(user_id, environment_id, tx)

@@ -17,7 +17,7 @@ class Source:
         self.head = head
 
     async def find_devcontainer(self, wanted: str) -> "DevcontainerFile | None":
-        """Return the `devcontainer.json` that a definition wants; None if it wants none or there is none.
+        """Return the `devcontainer.json` that a definition selects, or None.
 
         Raises StartRefused if the named file does not exist or is invalid.
         """
@@ -54,7 +54,7 @@ class DevcontainerFile(msgspec.Struct, frozen=True):
         return (beside(self.path, dockerfile),) if dockerfile else ()
 
     def to_container(self, *, has_images: bool) -> Container:
-        """Return its additions to a workspace; `note` lists what is ignored, including images if unsupported."""
+        """Return its additions to a workspace; `note` lists ignored properties."""
         image = (
             []
             if has_images

@@ -56,7 +56,7 @@ class SecretOpener:
         return cls([*listed, *_read(tree, ".jwt_secret", lambda data: [data.decode().strip()])])
 
     def open(self, text: str) -> str:
-        """Decrypt a value, or return a plain one; raises Unreadable if it is masked, or no key fits."""
+        """Decrypt a value if it is encrypted; raises Unreadable if it is masked, or no key fits."""
         if _STARS.fullmatch(text):
             raise Unreadable("was masked before it was stored")
         if _JWE.fullmatch(text):

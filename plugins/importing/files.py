@@ -41,7 +41,7 @@ class Tree:
         self._root = root
 
     def entries(self, path: str = "") -> list[Entry]:
-        """Return the directories and regular files in a directory, sorted by name; none if it is missing.
+        """Return a directory's subdirectories and regular files by name; none if it is missing.
 
         Links and special files are left out. Raises Unreadable if it cannot be listed.
         """

@@ -68,7 +68,7 @@ class Links:
         redact: Collection[Redaction],
         expires_at: datetime | None,
     ) -> Link:
-        """Create a link; raises NotFound, Conflict for too many, InvalidRequest for a time in the past."""
+        """Create a link; raises NotFound, Conflict for too many, InvalidRequest for a past time."""
         view = await self._conversations.get(user_id, conversation_id)
         moment = now()
         if expires_at is not None and expires_at <= moment:

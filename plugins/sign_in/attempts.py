@@ -58,7 +58,7 @@ class Attempts:
         return state, binding, self._pending[state]
 
     def redeem(self, state: str, binding: str) -> Attempt:
-        """Remove and return a sign-in; raises NotAuthenticated if it is unknown, expired, or another browser's."""
+        """Remove and return a sign-in; NotAuthenticated if it is expired or another browser's."""
         found = self._pending.get(state)
         is_own = found is not None and secrets.compare_digest(found.binding_hash, sha256(binding))
         if found is None or not is_own or self._clock() - found.at >= _SECONDS:

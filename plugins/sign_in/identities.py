@@ -129,7 +129,7 @@ class Identities:
         return [(row["user_id"], row["login_id"]) for row in await self._db.all(sql, params)]
 
     async def invite(self, user_id: str, lifetime: timedelta) -> Secret:
-        """Create the token of an invitation: the first account that signs in with it becomes this user."""
+        """Create an invitation's token: the first account that uses it becomes this user."""
         token = new_key()
         row = {
             "hash": sha256(token.reveal()),

@@ -325,7 +325,7 @@ class SignIn(Extension[SignInConfig]):
 
 
 def _person_of(provider: Provider, claims: Claims) -> ExternalIdentity:
-    """Return the account in the claims; raises NotAllowed without a role, NotAuthenticated without a subject."""
+    """Return the account in the claims; raises NotAllowed without a role, or NotAuthenticated."""
     config, subject = provider.config, _text(claims.get("sub"))
     if not subject:
         raise NotAuthenticated("The provider does not name the user")

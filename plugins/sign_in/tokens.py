@@ -28,7 +28,7 @@ class UnknownKey(BadToken):
 def verify(
     token: str, keys: Sequence[dict[str, Any]], claims: Mapping[str, Any], *, skew: int
 ) -> dict[str, Any]:
-    """Return the claims of a token; raises BadToken if they do not meet the requirements in `claims`."""
+    """Return the claims of a token; raises BadToken unless they meet the required `claims`."""
     try:
         found = jwt.decode(token, _key_set(msgspec.json.encode(keys)), _ALGORITHMS)
         jwt.JWTClaimsRegistry(leeway=skew, **claims).validate(found.claims)

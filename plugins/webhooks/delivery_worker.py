@@ -55,7 +55,7 @@ class DeliveryWorker:
         """Ids of the users with an enabled subscription."""
 
     async def stop(self, grace_seconds: float) -> None:
-        """Cancel running deliveries, which are repeated after the next start, and start no others."""
+        """Cancel running deliveries, which the next start repeats; start no others."""
         await self._supervisor.stop(grace_seconds)
 
     def wake(self) -> None:
@@ -142,7 +142,7 @@ class DeliveryWorker:
         await self._store_result(tried, ends_lane=True)
 
     async def _honor_response(self, sent_to: Subscription, outcome: DeliveryResult) -> None:
-        """Disable the subscription of a receiver that responds 410, or pause it as its response asks."""
+        """Disable a subscription after a 410, or pause it as the response requests."""
         now = values.now()
         change = partial(SubscriptionTable.change, sent_to=sent_to)
         if outcome.is_gone:

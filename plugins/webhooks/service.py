@@ -115,7 +115,7 @@ class Webhooks:
         return _owned(await SubscriptionTable.find(self._db, subscription_id), user_id)
 
     async def list_of(self, user_id: str | None) -> list[Subscription]:
-        """Return a user's subscriptions in the order of creation; None means all users, for operators."""
+        """Return the subscriptions of a user, or of all for None, in the order of creation."""
         return await SubscriptionTable.listed(self._db, user_id)
 
     async def find(self, subscription_id: str) -> Subscription | None:

@@ -74,14 +74,14 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
     async def heads(
         source: Queryable, subscription_id: str, limit: int, latest: datetime
     ) -> list[Delivery]:
-        """Return the first pending delivery of each lane, by due time; those due after `latest` come first."""
+        """Return the first pending delivery of each lane by due time, implausibly late ones first."""
         params = {"subscription_id": subscription_id, "limit": limit, "latest": to_stored(latest)}
         rows = await source.all(_HEADS, params)
         return [record_of(row, Delivery) for row in rows]
 
     @classmethod
     async def store_result(cls, tx: Transaction, delivery: Delivery) -> bool:
-        """Store the result of an attempt, unless the delivery was deleted, settled or replayed since."""
+        """Store the result of an attempt, unless the delivery has changed since."""
         where = "AND state = 'pending' AND begun_at = :begun_at"
         return await cls.update(tx, delivery, where, but="number")
 
