@@ -209,6 +209,7 @@ class Service:
         self.make_plugins = make_plugins
         self._runner: Runner | None = None
         self._clients: list[Client] = []
+        self._wires: list[asyncio.WriteTransport] = []
         self._watches: list[Watch] = []
         self._port = 0
 
@@ -259,6 +260,9 @@ class Service:
         await self.start()
 
     async def close(self) -> None:
+        # A server that has something left for one of them would keep its end of it, too.
+        for wire in self._wires:
+            wire.abort()
         for client in self._clients:
             await client.close()
         await self.stop()
@@ -274,6 +278,10 @@ class Service:
         """Return a client with a key of this user, or without a key for None."""
         key = await self._make_key(user, role, scope) if user else None
         return self.client_with(key.reveal() if key else None)
+
+    def keep(self, wire: asyncio.WriteTransport) -> None:
+        """Have a connection of the test's own end at the latest when this is closed."""
+        self._wires.append(wire)
 
     def client_with(self, key: str | None) -> Client:
         client = Client(self.url, key)

@@ -18,6 +18,13 @@ from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 
 LONG_SECONDS = 30.0
+MIB = 1024 * 1024
+MOST_HELD = 128 * MIB
+"""More than may be on its way while nobody reads.
+
+The gateway holds little. Of each of the two connections Linux holds up to 32 MiB that are not read
+(`tcp_rmem`) and 4 MiB that are not sent (`tcp_wmem`), and how much it is depends on the time.
+"""
 PORTS = tuple(PortConfig(name=name) for name in ("agent", "vscode", "worker_1"))
 
 
@@ -91,6 +98,16 @@ async def boxed(data_dir: Path, gateway: GatewayConfig, **server: Any) -> AsyncI
         await upstream.stop()
 
 
+async def until_still(upstream: Upstream) -> None:
+    """Wait until a sandbox whose client does not read sends no more; fail if it sends too much."""
+    before = -1
+    async with asyncio.timeout(LONG_SECONDS):
+        while before != upstream.received or before == 0:
+            before = upstream.received
+            assert before < MOST_HELD
+            await asyncio.sleep(0.5)
+
+
 async def until(
     is_so: Callable[[], bool | Awaitable[bool]], *, time_limit: float = LONG_SECONDS
 ) -> None:
@@ -109,7 +126,7 @@ def head(method: str, path: str, *lines: str, host: str = "gateway.test") -> byt
 
 
 class Wire:
-    """A connection on which bytes are written as they are."""
+    """A connection on which bytes are written as they are; it ends with the server, whatever a test does."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -118,7 +135,9 @@ class Wire:
     @classmethod
     async def open(cls, service: Service) -> "Wire":
         host, _, port = service.url.removeprefix("http://").partition(":")
-        return cls(*await asyncio.open_connection(host, int(port)))
+        reader, writer = await asyncio.open_connection(host, int(port))
+        service.keep(writer.transport)
+        return cls(reader, writer)
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)

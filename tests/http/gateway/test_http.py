@@ -11,10 +11,8 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.config.schema import GatewayConfig
 from tests.http.gateway.conftest import StartGate
-from tests.http.gateway.steps import Box, Wire, head, session, until
+from tests.http.gateway.steps import MIB, MOST_HELD, Box, Wire, head, session, until, until_still
 from tests.http.gateway.upstream import DATA, Upstream
-
-MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"])
@@ -102,13 +100,12 @@ async def test_a_large_body_has_no_limit(box: Box) -> None:
 
 
 async def test_a_client_that_does_not_read_stops_the_sandbox(box: Box) -> None:
-    size = 64 * MIB
+    size = 2 * MOST_HELD
     wire = await Wire.open(box.service)
     key = f"X-Session-API-Key: {box.key}"
     wire.send(head("GET", box.path(f"/big?bytes={size}"), key, "Connection: close"))
     await wire.read_head()
-    await _until_still(box)
-    assert 0 < box.upstream.received < 32 * MIB
+    await until_still(box.upstream)
     rest = 0
     while part := await wire.reader.read(MIB):
         rest += len(part)
@@ -119,17 +116,17 @@ async def test_a_client_that_does_not_read_stops_the_sandbox(box: Box) -> None:
 async def test_a_sandbox_that_does_not_read_stops_the_client(box: Box) -> None:
     wire = await Wire.open(box.service)
     key = f"X-Session-API-Key: {box.key}"
-    length = f"Content-Length: {64 * MIB}"
+    length = f"Content-Length: {2 * MOST_HELD}"
     # The stream's handler never reads its body.
     wire.send(head("GET", box.path("/stream?type=text/plain"), key, length))
     sent = 0
     with contextlib.suppress(TimeoutError):
-        while sent < 64 * MIB:
+        while sent < 2 * MOST_HELD:
             wire.send(bytes(MIB))
             async with asyncio.timeout(3):
                 await wire.writer.drain()
             sent += MIB
-    assert sent < 48 * MIB
+    assert sent < MOST_HELD
     box.upstream.steps.put_nowait(b"")
     wire.writer.transport.abort()
 
@@ -274,12 +271,3 @@ async def test_an_endless_stream_does_not_hold_up_a_stop(box: Box) -> None:
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.content.read()
         await stopping
-
-
-async def _until_still(box: Box) -> None:
-    """Wait until the sandbox sends no more."""
-    before = -1
-    async with asyncio.timeout(30):
-        while before != box.upstream.received or before == 0:
-            before = box.upstream.received
-            await asyncio.sleep(0.5)

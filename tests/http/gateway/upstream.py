@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -52,10 +53,11 @@ class Upstream:
         """Set when a stream's client has gone."""
         self.stopped = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._transports: set[asyncio.Transport] = set()
         self.url = ""
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=1 << 40)
+        app = web.Application(client_max_size=1 << 40, middlewares=[self._keep_transport])
         app.router.add_get("/data", self.get_data)
         app.router.add_get("/stream", self.get_stream)
         app.router.add_route("*", "/sink", self.post_sink)
@@ -84,6 +86,11 @@ class Upstream:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        # What nobody has read would be waited for as long as there is a connection.
+        for transport in self._transports:
+            transport.abort()
+        self._transports.clear()
+        await asyncio.sleep(0)
 
     def on_create(self, order: Order) -> dict[str, str]:
         self.keys[order.sandbox_id] = order.secret_env["OH_SESSION_API_KEYS_0"].reveal()
@@ -222,6 +229,14 @@ class Upstream:
     async def get_no_socket(self, request: web.Request) -> web.Response:
         self._note(request)
         return web.Response(status=403, text="not for you", headers={"X-Why": "because"})
+
+    @web.middleware
+    async def _keep_transport(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.transport is not None:
+            self._transports.add(request.transport)
+        return await handler(request)
 
     def _note(self, request: web.Request, body: bytes = b"") -> None:
         self.seen.append(
