@@ -93,6 +93,8 @@ class Console:
             await page.get_by_label("Your API key").fill(str(self.client.key))
             await page.get_by_role("button", name="Log in").click()
             await page.wait_for_url(lambda url: not url.endswith("/login"))
+            # Else the console goes on from there by itself, in between or behind what is asked for.
+            await page.goto("about:blank")
         await page.goto(f"{self.client.base_url}/#/{path}")
         return page
 
