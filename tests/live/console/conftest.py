@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest_asyncio
 from playwright.async_api import Browser
 
@@ -15,6 +16,17 @@ from tests.live.installation import Installation
 from tests.plugin_loading import load_plugins
 from tests.service import Service
 from tests.troubles import TroubledAgent, TroubledWorld
+
+PATIENT = msgspec.structs.replace(
+    FAST,
+    sandboxes=msgspec.structs.replace(
+        FAST.sandboxes, start_seconds=PATIENCE, call_seconds=PATIENCE
+    ),
+    conversations=msgspec.structs.replace(
+        FAST.conversations, agent_seconds=PATIENCE, start_seconds=PATIENCE
+    ),
+)
+"""As fast, but it gives up no sooner than its clients: it has a browser beside it, on few processors."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -62,7 +74,7 @@ async def quick(tmp_path: Path, agent: TroubledAgent) -> AsyncIterator[Service]:
     """Return a server whose sandboxes and agents are fakes."""
     world = TroubledWorld()
     world.on_create = agent.on_create
-    service = Service(tmp_path / "data", FAST, lambda: load_plugins(fake=world.plugin()))
+    service = Service(tmp_path / "data", PATIENT, lambda: load_plugins(fake=world.plugin()))
     await service.start()
     yield service
     await service.close()
