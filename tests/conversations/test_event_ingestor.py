@@ -16,7 +16,7 @@ from agentsvc.storage.database import Transaction
 from agentsvc.testing.llm import Playbook, Reply, ToolCall, call, finish, say
 from tests.fake_conversation import FakeConversation
 from tests.fake_sandbox import FakeSandbox
-from tests.service import Client, Service
+from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, eventually
 
 HOOKS = "/api/v1/webhooks"
@@ -94,7 +94,7 @@ async def has_all_events(client: Client, conversation: FakeConversation) -> bool
 
 
 async def wait_for_all_events(client: Client, conversation: FakeConversation) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await has_all_events(client, conversation):  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.05)
     ids = [event["id"] for event in await client.events(conversation.id)]

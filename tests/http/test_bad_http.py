@@ -77,7 +77,7 @@ async def _send(url: str, raw: bytes, later: bytes = b"") -> Heard:
         if later:
             await asyncio.sleep(0.2)
             writer.write(later)
-        return Heard(await asyncio.wait_for(reader.read(), 5))
+        return Heard(await asyncio.wait_for(reader.read(), 30))
     finally:
         writer.close()
 

@@ -7,10 +7,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
-from tests.http.gateway.steps import LONG_SECONDS, Box, Wire, head
+from tests.http.gateway.steps import LONG_SECONDS, MIB, MOST_HELD, Box, Wire, head
 from tests.http.gateway.test_sockets import HANDSHAKE
-
-MIB = 1024 * 1024
 
 
 def _connect(box: Box, tail: str = "/ws", *, key: str | None = None) -> connect:
@@ -98,10 +96,10 @@ async def test_a_sandbox_that_does_not_read_stops_the_client(box: Box) -> None:
     frame = b"\x82\xff" + (MIB).to_bytes(8) + bytes(4) + bytes(MIB)
     sent = 0
     with contextlib.suppress(TimeoutError):
-        while sent < 64:
+        while sent < 2 * MOST_HELD:
             wire.send(frame)
             async with asyncio.timeout(3):
                 await wire.writer.drain()
-            sent += 1
-    assert sent < 48
+            sent += MIB
+    assert sent < MOST_HELD
     wire.writer.transport.abort()
