@@ -397,14 +397,14 @@ async def test_a_backend_that_keeps_nothing_here_and_now_says_why(
 
 
 async def test_what_is_removed_keeps_nothing_new_waiting(
-    client: Client, fake_world: TroubledWorld
+    client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
-    await wait_for(client, await create(client), "ready")
-    fake_world.slow = 2.5
+    await reconfigure(service, sandboxes={"call_seconds": 3600})
+    may_look = fake_world.hold("layers")
     made = await create(client)
-    async with asyncio.timeout(2):
-        await wait_for(client, made, "preparing")
-    fake_world.slow = 0.0
+    await fake_world.waits("layers")
+    await wait_for(client, made, "ready")
+    may_look.set()
 
 
 async def test_what_is_prepared_while_files_are_looked_for_is_kept(
