@@ -61,6 +61,12 @@ async def until[T](look: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
+async def pause_unused(service: Service, sandbox_id: str) -> None:
+    """Have a sandbox paused as one that nobody uses, once what followed its start does so no more."""
+    idle = service.app[SANDBOXES].idle
+    await until(lambda: idle.cull(sandbox_id, Target.PAUSED, unused_since=now()))
+
+
 async def is_resting_as(client: Client, sandbox_id: str, how: str) -> None:
     """Wait until a sandbox is paused, and how."""
 
@@ -114,7 +120,7 @@ async def test_a_sandbox_that_its_user_pauses_while_it_is_culled_rests_for_the_u
 ) -> None:
     _, sandbox_id = await start(client)
     sandboxes = service.app[SANDBOXES]
-    assert await sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await pause_unused(service, sandbox_id)
     await client.wait_for_sandbox(sandbox_id, "PAUSED")
     found = await sandboxes.find_any(sandbox_id)
     assert found is not None
@@ -550,8 +556,7 @@ async def test_a_message_that_comes_while_a_sandbox_is_culled_wakes_it(
 ) -> None:
     conversation_id, sandbox_id = await start(client)
     let_go = fake_world.hold("pause")
-    idle = service.app[SANDBOXES].idle
-    assert await idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await pause_unused(service, sandbox_id)
     await fake_world.waits("pause")
     answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
     assert answer.status == 200, answer.text
@@ -568,8 +573,7 @@ async def test_a_message_to_a_sandbox_whose_pause_fails_is_told_at_once(
     conversation_id, sandbox_id = await start(client)
     fake_world.always["pause"] = BackendUnavailable("not now")
     let_go = fake_world.hold("pause")
-    idle = service.app[SANDBOXES].idle
-    assert await idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await pause_unused(service, sandbox_id)
     await fake_world.waits("pause")
     let_go.set()
     answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
