@@ -20,11 +20,11 @@ from tests.troubles import TroubledAgent, TroubledWorld
 
 FAST = Config(
     sandboxes=SandboxesConfig(
-        default_backend="fake", sweep_seconds=0.2, start_seconds=5, call_seconds=3
+        default_backend="fake", sweep_seconds=0.2, start_seconds=15, call_seconds=10
     ),
     conversations=ConversationsConfig(
-        agent_seconds=3,
-        start_seconds=6,
+        agent_seconds=10,
+        start_seconds=20,
         first_answer_seconds=0.5,
         hand_over_seconds=0.6,
         title_wait_seconds=0.1,

@@ -17,7 +17,7 @@ from agentsvc.testing.llm import Playbook, Reply, ToolCall, call, finish, say
 from tests.fake_conversation import FakeConversation
 from tests.fake_sandbox import FakeSandbox
 from tests.service import WAIT_SECONDS, Client, Service
-from tests.troubles import TroubledAgent, eventually
+from tests.troubles import TroubledAgent, eventually, reconfigure
 
 HOOKS = "/api/v1/webhooks"
 PATH = "/api/v1/app-conversations"
@@ -259,6 +259,7 @@ async def test_what_happened_while_the_server_was_down_is_fetched(
 async def test_after_a_start_agent_servers_that_are_silent_hold_up_nobody_elses_events(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
+    await reconfigure(service, conversations={"agent_seconds": 3})
     other, _ = await quiet(client, service, fake_agent)
     first, _ = await quiet(client, service, fake_agent)
     silent = sandbox_of(fake_agent, first)
