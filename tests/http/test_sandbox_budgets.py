@@ -57,6 +57,8 @@ async def refused(client: Client, reason: str) -> float:
     return (await read(client))["agentsvc_refused_total", f'reason="{reason}"']
 
 
+# It reads and stores as much as a sandbox may send, which is work and not waiting.
+@pytest.mark.timeout(240)
 async def test_a_flood_of_reports_waits_and_then_is_refused(
     client: Client, service: Service
 ) -> None:
