@@ -184,7 +184,7 @@ async def test_a_sandbox_paused_under_a_start_is_told(
     await fake_world.waits("inspect")
     pausing = asyncio.ensure_future(sandboxes.pause(await admin_of(service), sandbox_id))  # noqa: TID251  # a test is not the server
     await sandboxes.wait_for(
-        sandbox_id, lambda one: one is None or one.target is Target.PAUSED, time_limit=3
+        sandbox_id, lambda one: one is None or one.target is Target.PAUSED, time_limit=10
     )
     fake_world.finish_start(sandbox_id)
     fake_world.held.pop("inspect").set()

@@ -66,7 +66,7 @@ async def test_a_sandbox_that_failed_shows_error_and_the_reason_within_seconds(
 ) -> None:
     sandbox_id = await start(client)
     fake_world.end(sandbox_id, exit_code=3, reason="the command exited with code 3")
-    sandbox = await client.wait_for_sandbox(sandbox_id, "ERROR", time_limit=3)
+    sandbox = await client.wait_for_sandbox(sandbox_id, "ERROR", time_limit=10)
     assert sandbox["status_detail"] == "the command exited with code 3"
 
 
@@ -75,7 +75,7 @@ async def test_a_sandbox_that_vanished_is_missing_and_cannot_be_paused_or_resume
 ) -> None:
     sandbox_id = await start(client)
     fake_world.vanish(sandbox_id)
-    await client.wait_for_sandbox(sandbox_id, "MISSING", time_limit=3)
+    await client.wait_for_sandbox(sandbox_id, "MISSING", time_limit=10)
     assert (await client.post(f"{PATH}/{sandbox_id}/pause")).status == 410
     assert (await client.post(f"{PATH}/{sandbox_id}/resume")).status == 410
 

@@ -21,7 +21,7 @@ from agentsvc.storage.installation import Installation, change_master_key
 from agentsvc.testing.llm import Playbook, call, finish
 from tests.fake_conversation import FakeConversation
 from tests.plugin_loading import part
-from tests.service import Answer, Client, Service
+from tests.service import WAIT_SECONDS, Answer, Client, Service
 from tests.troubles import TroubledAgent
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def wait_for_runs(
     automation_id: str,
     is_enough: Callable[[list[dict[str, Any]]], bool],
     *,
-    seconds: float = 8,
+    seconds: float = WAIT_SECONDS,
 ) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
     try:
