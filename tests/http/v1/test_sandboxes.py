@@ -76,6 +76,7 @@ async def test_one_sandbox_is_got_by_its_path_and_another_users_is_not_found(
     client: Client, service: Service
 ) -> None:
     sandbox_id = await _start(client)
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
     answer = await client.get(f"{PATH}/{sandbox_id}")
     assert (answer.status, answer.json()) == (200, await client.sandbox(sandbox_id))
     head = await client.request("HEAD", f"{PATH}/{sandbox_id}")
