@@ -19,7 +19,7 @@ from tests.issue_hosts import BOT, IssueHost
 from tests.plugin_loading import part
 from tests.sandboxes.test_idle import BUSY
 from tests.service import Client, Service
-from tests.troubles import TroubledWorld, eventually
+from tests.troubles import TroubledWorld, eventually, reconfigure
 
 __all__ = ["fake_agent", "host"]
 
@@ -43,11 +43,15 @@ def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("refused_once")
 async def test_the_work_in_a_sandbox_that_takes_long_to_go_on_is_published_when_it_does(
     client: Client,
+    service: Service,
     host: IssueHost,
     fake_agent: CommittingAgent,
     fake_world: TroubledWorld,
+    *,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    # How long it is waited for each time.
+    await reconfigure(service, sandboxes={"call_seconds": 3}, conversations={"agent_seconds": 3})
     fake_agent.files = {"fix.txt": "1"}
     let_go = fake_world.hold("resume")
     loop = await open_loop(client, host)
