@@ -67,7 +67,7 @@ from agentsvc.http import (
     LIVE,
     TRUSTED,
     Authorizer,
-    LiveAnswers,
+    OpenStreams,
     Route,
     gateway,
     install,
@@ -141,7 +141,7 @@ async def build_app(
     app[keys.CONFIG] = config
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[keys.CATALOGUE] = Catalogue()
-    app[LIVE] = LiveAnswers()
+    app[LIVE] = OpenStreams()
     app[_DATA_DIRECTORY] = DataDirectory(path=data_dir)
     app[_HOST] = plugins or _load_plugins(config)
     app[_EXTENSIONS] = make_extensions(app[_HOST], config)
@@ -525,7 +525,7 @@ def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
 
 def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
     config, conversations = app[keys.CONFIG].conversations, app[keys.CONVERSATIONS]
-    yield "event polling", config.poll_seconds, conversations.ingestor.sync_uncalled
+    yield "event polling", config.poll_seconds, conversations.ingestor.sync_unreachable
     every = config.silent_seconds / _LOOKS_IN_SILENCE
     yield "agent liveness", every, conversations.ingestor.watch
     yield "open connections", POLL_SECONDS, app[keys.OPEN_CONNECTIONS].close_revoked

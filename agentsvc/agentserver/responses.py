@@ -17,7 +17,7 @@ from agentsvc.base import (
     NotFound,
     Secret,
     decoder_of,
-    has_many_values,
+    exceeds_value_limit,
     without_secrets,
 )
 
@@ -312,7 +312,7 @@ class Output:
 
 def decode[T](kind: type[T], raw: bytes) -> T:
     """Decode the body of a response; raises AgentRefused if it is invalid."""
-    if has_many_values(raw):
+    if exceeds_value_limit(raw):
         raise AgentRefused("The response of the agent server has too many values")
     with _refusing_invalid():
         return decoder_of(kind).decode(raw)

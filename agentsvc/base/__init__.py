@@ -60,11 +60,11 @@ from agentsvc.base.errors import UnsupportedMediaType as UnsupportedMediaType
 from agentsvc.base.errors import hint_against as hint_against
 from agentsvc.base.errors import is_no_room as is_no_room
 from agentsvc.base.errors import reason_of as reason_of
-from agentsvc.base.json_values import has_many_values as has_many_values
-from agentsvc.base.json_values import outside_strings as outside_strings
+from agentsvc.base.json_values import exceeds_value_limit as exceeds_value_limit
+from agentsvc.base.json_values import strip_string_contents as strip_string_contents
 from agentsvc.base.logs import CURRENT_REQUEST as CURRENT_REQUEST
 from agentsvc.base.logs import Masker as Masker
-from agentsvc.base.logs import write_fast as write_fast
+from agentsvc.base.logs import log_fast as log_fast
 from agentsvc.base.member_docs import MemberDocs as MemberDocs
 from agentsvc.base.open_files import INITIAL_OPEN_FILES as INITIAL_OPEN_FILES
 from agentsvc.base.open_files import MAX_OPEN_FILES as MAX_OPEN_FILES
@@ -85,11 +85,11 @@ from agentsvc.base.urls import TOOL_SERVER_URL as TOOL_SERVER_URL
 from agentsvc.base.urls import WEBHOOK_URL as WEBHOOK_URL
 from agentsvc.base.validation import Loc as Loc
 from agentsvc.base.validation import Problems as Problems
-from agentsvc.base.validation import checked_by as checked_by
 from agentsvc.base.validation import convert as convert
 from agentsvc.base.validation import in_text as in_text
 from agentsvc.base.validation import matching as matching
 from agentsvc.base.validation import refusal as refusal
+from agentsvc.base.validation import with_check as with_check
 from agentsvc.base.values import MASK as MASK
 from agentsvc.base.values import MAX_INT as MAX_INT
 from agentsvc.base.values import NO_CONTROL as NO_CONTROL

@@ -12,15 +12,15 @@ MAX_VALUES: Final = 1_000_000
 _PART_BYTES: Final = 64 * 1024
 
 
-def has_many_values(body: bytes, most: int = MAX_VALUES) -> bool:
+def exceeds_value_limit(body: bytes, most: int = MAX_VALUES) -> bool:
     """Return whether JSON has more values than may be decoded."""
     # Most bodies are too short to have so many: a value takes at least two bytes with its separator.
     if len(body) <= 2 * most or _count(body) <= most:
         return False
-    return sum(map(_count, outside_strings(body))) > most
+    return sum(map(_count, strip_string_contents(body))) > most
 
 
-def outside_strings(body: bytes) -> Iterator[bytes]:
+def strip_string_contents(body: bytes) -> Iterator[bytes]:
     """Yield well-formed JSON without the contents of its strings, in parts that split no value.
 
     Each part takes little time and memory, however many strings there are.

@@ -84,7 +84,7 @@ class Masker:
         return text
 
 
-class RepeatHandler(logging.StreamHandler[TextIO]):
+class RateLimitedHandler(logging.StreamHandler[TextIO]):
     """Writes records, and limits the rate of similar ones.
 
     Warnings, errors, and records with a `reason` are similar if they have the same logger, level, message
@@ -292,7 +292,7 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
     """
     masker = Masker()
     formatter = JsonFormatter(masker) if format == "json" else TextFormatter(masker)
-    handler = RepeatHandler(stream or sys.stderr, formatter)
+    handler = RateLimitedHandler(stream or sys.stderr, formatter)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -311,12 +311,12 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return {**facts, "request_id": request_id} if request_id else facts
 
 
-def write_fast(logger: logging.Logger, level: int, message: str, facts: dict[str, Any]) -> None:
+def log_fast(logger: logging.Logger, level: int, message: str, facts: dict[str, Any]) -> None:
     """Log like `logger.log`, at a lower cost if the handler of `configure` is the only one."""
     if not logger.isEnabledFor(level):
         return
     handlers = logging.root.handlers
-    if len(handlers) == 1 and isinstance(only := handlers[0], RepeatHandler):
+    if len(handlers) == 1 and isinstance(only := handlers[0], RateLimitedHandler):
         only.write_soon(level, logger.name, message, facts)
     else:
         record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)

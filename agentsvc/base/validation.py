@@ -101,7 +101,7 @@ def matching(
     return Meta(pattern=pattern, extra=extra, min_length=min_length, max_length=max_length)
 
 
-def checked_by(check: Callable[..., object]) -> Meta:
+def with_check(check: Callable[..., object]) -> Meta:
     """Return an annotation with a check that is applied to the decoded value.
 
     The check gets the decoded value and its location as `loc`, and raises InvalidRequest. It is

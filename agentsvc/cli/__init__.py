@@ -109,7 +109,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-def drop_unwritten() -> bool:
+def discard_unwritten_output() -> bool:
     """Flush standard output; if that fails, redirect it to /dev/null and return True.
 
     Otherwise Python would try to write the buffer again at exit.
@@ -128,7 +128,7 @@ def _errors_translated() -> Iterator[None]:
         yield
     except BrokenPipeError as exc:
         # The reader has closed the pipe.
-        drop_unwritten()
+        discard_unwritten_output()
         raise click.exceptions.Exit from exc
     except StartFailed as exc:
         raise CommandFailed(exc.message, exc.hint) from exc
@@ -139,7 +139,7 @@ def _errors_translated() -> Iterator[None]:
     except OSError as exc:
         if exc.filename is None and not is_no_room(exc):
             raise
-        is_untaken = drop_unwritten()
+        is_untaken = discard_unwritten_output()
         place = exc.filename or ("standard output" if is_untaken else "")
         is_full = is_no_room(exc)
         why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__

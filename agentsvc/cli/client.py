@@ -36,7 +36,7 @@ _MISSING_HINT: Final = (
 _KEY_HINT: Final = "pass a valid key with --key"
 
 
-class NoAnswer(CommandFailed):
+class ConnectionFailed(CommandFailed):
     """No response from the URL, or an incomplete one, as while a server restarts."""
 
 
@@ -93,9 +93,9 @@ class Api:
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError) as exc:
-            raise self.no_server() from exc
+            raise self.not_agentsvc_error() from exc
 
-    def no_server(self) -> CommandFailed:
+    def not_agentsvc_error(self) -> CommandFailed:
         """Return the error to raise for a response that did not come from an agentsvc server."""
         return CommandFailed(f"the server at {self.url} is not an agentsvc server", _HINT)
 
@@ -107,7 +107,7 @@ class Api:
             try:
                 items, following = page["items"], page["next_page_id"]
             except (KeyError, TypeError) as exc:
-                raise self.no_server() from exc
+                raise self.not_agentsvc_error() from exc
             yield from items
             if not following:
                 return
@@ -121,7 +121,7 @@ class Api:
             while part := answer.read(_PART_BYTES):
                 yield part
             if answer.length:
-                raise NoAnswer(f"incomplete response from {self.url}", _HINT)
+                raise ConnectionFailed(f"incomplete response from {self.url}", _HINT)
 
     def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[StreamMessage]:
         """Yield the messages of a stream after an event, until the server ends it.
@@ -138,12 +138,12 @@ class Api:
                 for message in read_messages(iter(lines.readline, b"")):
                     if beats or message.type != BEAT:
                         yield message
-        except (NoAnswer, RequestRefused) as exc:
+        except (ConnectionFailed, RequestRefused) as exc:
             if isinstance(exc, RequestRefused) and exc.status not in _UNAVAILABLE:
                 raise
             raise StreamBroken(exc.message, exc.hint) from exc
         except (ValueError, RecursionError) as exc:
-            raise self.no_server() from exc
+            raise self.not_agentsvc_error() from exc
 
     @contextmanager
     def open(
@@ -158,7 +158,7 @@ class Api:
     ) -> Iterator[http.client.HTTPResponse]:
         """Yield a successful response for reading; raises RequestRefused for any other.
 
-        Raises NoAnswer if there is no response, or the connection is lost, also while it is read.
+        Raises ConnectionFailed if there is no response, or the connection is lost, also while it is read.
         """
         target = quote(self._prefix + path, safe="/%") + (
             f"?{urlencode(query, doseq=True)}" if query else ""
@@ -175,7 +175,7 @@ class Api:
                 with response:
                     yield response
         except (OSError, http.client.HTTPException) as exc:
-            raise NoAnswer(f"incomplete response from {self.url}: {exc}", _HINT) from exc
+            raise ConnectionFailed(f"incomplete response from {self.url}: {exc}", _HINT) from exc
 
     def _connect(self, silence: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -198,7 +198,7 @@ class Api:
             connection.request(method, target, body=body, headers={**headers, KEY_HEADER: key})
             response = connection.getresponse()
         except (OSError, UnicodeError, http.client.HTTPException) as exc:
-            raise NoAnswer(f"no response from {self.url}: {exc}", _HINT) from exc
+            raise ConnectionFailed(f"no response from {self.url}: {exc}", _HINT) from exc
         Api.answers += 1
         return response
 

@@ -90,7 +90,7 @@ class PrivateServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        kill_users_of(self._directory)
+        kill_processes_using(self._directory)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
@@ -151,7 +151,7 @@ async def choose_isolation(directory: Path) -> MinimumIsolation:
     return MinimumIsolation.LANDLOCK
 
 
-def kill_users_of(directory: Path) -> None:
+def kill_processes_using(directory: Path) -> None:
     """Kill every process with this working directory, or with the directory in its environment.
 
     A last resort: a server that stopped normally has left none.

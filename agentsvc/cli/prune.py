@@ -21,10 +21,10 @@ from agentsvc.config import Config, DataDirectory
 from agentsvc.conversations import (
     IdleSandbox,
     count_old_events,
+    delete_idle,
     delete_old_events,
     find_idle,
     find_idle_by_rules,
-    give_up_idle,
 )
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import defaults_of
@@ -154,4 +154,4 @@ async def _delete(data_directory: DataDirectory, rules: Rules) -> tuple[int, int
             events = await delete_old_events(database, rules.events_before)
         found = {one.id for one in await _find_sandboxes(installation, rules)}
         before = rules.sandboxes_before or now()
-        return events, await give_up_idle(database, before, only=found)
+        return events, await delete_idle(database, before, only=found)

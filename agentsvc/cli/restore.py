@@ -218,7 +218,7 @@ async def _open(restored: DataDirectory) -> None:
 
 async def _cancel_starts(tx: Transaction) -> None:
     """Cancel pending starts of the backup, which would create sandboxes on this machine."""
-    await SandboxTable.give_up_starts(tx)
+    await SandboxTable.cancel_unstarted(tx)
     await WarmPoolTable.retire_all(tx)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from agentsvc.base import create_private, hint_against, is_no_room, short_id
-from agentsvc.cli import CommandFailed, drop_unwritten
+from agentsvc.cli import CommandFailed, discard_unwritten_output
 from agentsvc.cli.options import Decorator
 
 _STANDARD_OUTPUT: Final = "-"
@@ -43,7 +43,7 @@ class SecretOutput:
             try:
                 click.echo(secret)
             except OSError as exc:
-                drop_unwritten()
+                discard_unwritten_output()
                 # The secret is already in use.
                 with os.fdopen(create_private(self._file), "w") as opened:
                     opened.write(f"{secret}\n")

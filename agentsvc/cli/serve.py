@@ -115,7 +115,7 @@ def command(
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
         data_directory.prepare()
         with lock_data_dir(data_directory.path):
-            config = with_room(with_addresses(loaded.config, listener), open_files)
+            config = limit_connections(with_addresses(loaded.config, listener), open_files)
             greet = partial(_greet, loaded, listener, bootstrap_key, masker)
             reload = Reload(manager, loaded, read)
             _run(_serve(config, data_directory, listener, manager, reload=reload, greet=greet))
@@ -180,7 +180,7 @@ def with_addresses(config: Config, listener: socket.socket) -> Config:
     return msgspec.structs.replace(config, server=server)
 
 
-def with_room(config: Config, open_files: int) -> Config:
+def limit_connections(config: Config, open_files: int) -> Config:
     """Return the configuration with max_connections limited to a quarter of the open file limit.
 
     Each connection may need another one to a sandbox, and as many may be open while they are rejected.

@@ -19,7 +19,7 @@ from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED as TOOL_SER
 from agentsvc.conversations.event_ingestor import EventIngestor as EventIngestor
 from agentsvc.conversations.event_ingestor import error_event as error_event
 from agentsvc.conversations.event_log import IMPORTED_KEY as IMPORTED_KEY
-from agentsvc.conversations.event_log import WISH_KEY as WISH_KEY
+from agentsvc.conversations.event_log import STATE_REQUEST_KEY as STATE_REQUEST_KEY
 from agentsvc.conversations.event_log import EventLog as EventLog
 from agentsvc.conversations.event_table import EventQuery as EventQuery
 from agentsvc.conversations.event_table import StoredEvent as StoredEvent
@@ -58,10 +58,10 @@ from agentsvc.conversations.replay_script import Question as Question
 from agentsvc.conversations.replays import Replays as Replays
 from agentsvc.conversations.retention import IdleSandbox as IdleSandbox
 from agentsvc.conversations.retention import count_old_events as count_old_events
+from agentsvc.conversations.retention import delete_idle as delete_idle
 from agentsvc.conversations.retention import delete_old_events as delete_old_events
 from agentsvc.conversations.retention import find_idle as find_idle
 from agentsvc.conversations.retention import find_idle_by_rules as find_idle_by_rules
-from agentsvc.conversations.retention import give_up_idle as give_up_idle
 from agentsvc.conversations.retention import keep_to_age as keep_to_age
 from agentsvc.conversations.secret_lookup import LookupTokens as LookupTokens
 from agentsvc.conversations.secret_lookup import ProviderPass as ProviderPass

@@ -132,5 +132,5 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return False
         if not await self.deletion.is_removed(conversation_id, sandbox.id):
             return False
-        await self.deletion.tell_again(conversation_id)
+        await self.deletion.retry_at_agent(conversation_id)
         return True

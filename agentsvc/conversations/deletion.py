@@ -110,12 +110,14 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         found = await _find_sandbox(reader or self.stores.db, conversation_id)
         return found == sandbox_id
 
-    async def tell_again(self, conversation_id: str) -> None:
+    async def retry_at_agent(self, conversation_id: str) -> None:
         """Delete a conversation at its agent server again, which may have started it since."""
         await self._set_told(conversation_id, None)
         self._tell_soon(conversation_id)
 
-    async def tell_before(self, conversation_id: str, sandbox_id: str, agent: AgentServer) -> None:
+    async def delete_before_reuse(
+        self, conversation_id: str, sandbox_id: str, agent: AgentServer
+    ) -> None:
         """Delete a deleted conversation at an agent server before its id is used again there.
 
         Raises the errors of the agent server.
@@ -125,7 +127,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         if await self.stores.db.value(sql, {"id": conversation_id}) == sandbox_id:
             await self._forget_at(agent, conversation_id)
 
-    async def tell_all(self) -> None:
+    async def retry_pending(self) -> None:
         """Retry all deletions at agent servers that have not succeeded yet."""
         for conversation_id in await self.stores.db.column(_PENDING):
             self._tell_soon(conversation_id)

@@ -29,7 +29,7 @@ from agentsvc.conversations import facts
 from agentsvc.conversations.agent_liveness import AgentLiveness
 from agentsvc.conversations.event_log import (
     REFUSAL_KEY,
-    WISH_KEY,
+    STATE_REQUEST_KEY,
     EventHead,
     EventLog,
     read_head,
@@ -230,9 +230,9 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
                 async with asyncio.timeout(_WAIT_SECONDS):
                     await self.supervisor.join(f"sync {conversation_id}")
 
-    async def sync_uncalled(self) -> None:
+    async def sync_unreachable(self) -> None:
         """Sync every conversation in a sandbox that cannot deliver events by webhook."""
-        for conversation in await self.stores.conversations.all_uncalled():
+        for conversation in await self.stores.conversations.all_unreachable():
             if not self.supervisor.is_running(f"sync {conversation.id}"):
                 self.sync_soon(conversation.id)
 
@@ -436,9 +436,9 @@ def error_event(code: str, detail: str) -> bytes:
     return _own_event("ConversationErrorEvent", code=code, detail=detail)
 
 
-def wish_event(wish: str) -> bytes:
+def state_request_event(wish: str) -> bytes:
     """Return an event of the server itself that records what the agent was asked to do."""
-    return _own_event(STATE_KIND, key=WISH_KEY, value=wish)
+    return _own_event(STATE_KIND, key=STATE_REQUEST_KEY, value=wish)
 
 
 def refusal_event(status: int, message: str) -> bytes:

@@ -31,7 +31,7 @@ DELTA_KIND: Final = "StreamingDeltaEvent"
 IMPORTED_KEY: Final = "imported_event"
 """The state that holds an imported event of another server's V0 API unchanged."""
 
-WISH_KEY: Final = "asked_agent_state"
+STATE_REQUEST_KEY: Final = "asked_agent_state"
 """The state that records what a V0 client asked the agent to do."""
 
 REFUSAL_KEY: Final = "model_refusal"
@@ -115,7 +115,9 @@ class EventLog:
         if state is None:
             return
         has_later = state.next_seq - 1 > after
-        if has_later and await event_table.says_any(self._db, conversation_id, _WHOLE_KINDS, after):
+        if has_later and await event_table.has_agent_event(
+            self._db, conversation_id, _WHOLE_KINDS, after
+        ):
             return
         for notice in _notices(state, conversation_id, deltas, []):
             self._event_bus.announce(notice)

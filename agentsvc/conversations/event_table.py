@@ -199,7 +199,7 @@ async def count(source: Queryable, conversation_id: str, query: EventQuery) -> i
     return int(await source.value(sql, params) or 0)
 
 
-async def says_any(
+async def has_agent_event(
     source: Queryable, conversation_id: str, kinds: Iterable[str], after: int
 ) -> bool:
     """Return whether the agent has an event of one of these kinds after a number."""

@@ -114,7 +114,7 @@ async def check_first_message(
     await deliver_once(agent, pending, begin)
 
 
-async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, ...]:
+async def pending_actions(agent: AgentServer, conversation_id: str) -> tuple[str, ...]:
     """Return the ids of the actions that wait for confirmation, oldest first; may be empty."""
     info = await agent.find_conversation(conversation_id)
     if info is None or info.execution_status != ExecutionStatus.WAITING_FOR_CONFIRMATION:
@@ -129,7 +129,7 @@ async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, .
     )
 
 
-def times_said(message: Message, messages: Sequence[Message]) -> int:
+def count_equal(message: Message, messages: Sequence[Message]) -> int:
     """Return how many of the messages have the same text."""
     wanted = _text(message)
     return sum(_text(one) == wanted for one in messages)
@@ -145,14 +145,14 @@ async def _find_last_event(agent: AgentServer, pending: PendingMessage) -> str:
 
 async def _check_question(agent: AgentServer, pending: PendingMessage) -> None:
     if pending.about:
-        still = await open_actions(agent, pending.conversation_id)
+        still = await pending_actions(agent, pending.conversation_id)
         if not set(pending.about) & set(still):
             raise Conflict("The agent does not wait for this answer any more")
 
 
 async def _is_delivered(agent: AgentServer, pending: PendingMessage) -> bool:
     if pending.kind in ANSWERS and (pending.about or pending.kind is PendingKind.REJECT):
-        still = await open_actions(agent, pending.conversation_id)
+        still = await pending_actions(agent, pending.conversation_id)
         return not set(pending.about) & set(still)
     behind = await _read_signs(agent, pending)
     if pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED):

@@ -29,9 +29,9 @@ from agentsvc.base import (
     parse_uuid,
 )
 from agentsvc.conversations import message_queue_table as table
-from agentsvc.conversations.event_ingestor import error_event, event_time, wish_event
+from agentsvc.conversations.event_ingestor import error_event, event_time, state_request_event
 from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.message_delivery import deliver_once, open_actions
+from agentsvc.conversations.message_delivery import deliver_once, pending_actions
 from agentsvc.conversations.message_queue_table import (
     ANSWERS,
     ORDERED,
@@ -129,9 +129,9 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             await check_spend(self.stores.db, user_id)
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         agent = self.conversations.require_agent(view)
-        about = await open_actions(agent, conversation_id) if kind in ANSWERS else ()
+        about = await pending_actions(agent, conversation_id) if kind in ANSWERS else ()
         pending = _new(view, kind, message_of(reason), run=kind in _SPENDING, about=about)
-        await self._store_and_wait(view, pending, [wish_event(wish)] if wish else [])
+        await self._store_and_wait(view, pending, [state_request_event(wish)] if wish else [])
 
     async def roll_back(
         self, user_id: str, conversation_id: str, checkpoint_id: str, message: Message

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts import list_barred, quotas
+from agentsvc.accounts import list_unauthorized_users, quotas
 from agentsvc.base import (
     AgentsvcError,
     ModelBudgetReached,
@@ -43,7 +43,7 @@ from agentsvc.conversations.model_usage import (
 )
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Llm, encode_revealed, revealed_decoder
-from agentsvc.models import CallUsage, ModelSilent, Upstream, guess_usage, through, upstream_of
+from agentsvc.models import CallUsage, ModelTimedOut, Upstream, estimate_usage, through, upstream_of
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.storage import Transaction, Vault, record_of
@@ -146,7 +146,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
     async def identify(self, token: str) -> ModelToken:
         """Return the permission of a token; raises NotAuthenticated if it is not valid."""
         row = await self.stores.db.one(_FIND, {"token_hash": sha256(token)})
-        if row is None or row["user_id"] in await list_barred(self.stores.db):
+        if row is None or row["user_id"] in await list_unauthorized_users(self.stores.db):
             raise NotAuthenticated("Invalid model token")
         plain = self.vault.unseal(row["sealed"], _context(row["token_hash"]))
         return record_of(row, ModelToken, upstream=_upstream.decode(plain))
@@ -183,7 +183,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
         try:
             async with (
                 self._slot(grant, load),
-                self._estimated(grant, guess_usage(grant.upstream, asked_bytes)) as call,
+                self._estimated(grant, estimate_usage(grant.upstream, asked_bytes)) as call,
             ):
                 yield call
         finally:
@@ -213,7 +213,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
                 lambda tx: note_call(tx, call.id, grant.conversation_id, guess)
             )
             yield call
-        except ModelSilent:
+        except ModelTimedOut:
             raise
         except AgentsvcError:
             await self.release(call)

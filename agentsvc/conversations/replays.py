@@ -11,7 +11,7 @@ import msgspec
 
 from agentsvc.agentserver import AgentServer, ConversationInfo
 from agentsvc.base import AgentUnavailable, Conflict, ConversationDeleted, NotFound, StartRefused
-from agentsvc.conversations.message_delivery import times_said
+from agentsvc.conversations.message_delivery import count_equal
 from agentsvc.conversations.message_queue_table import PendingKind, PendingMessage
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import (
@@ -97,7 +97,7 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 message=said.message,
                 run=False,
                 last_event="",
-                said_before=times_said(said.message, before),
+                said_before=count_equal(said.message, before),
             )
             await self.say_later(task.user_id, pending)
         return completion(steps, at, question)

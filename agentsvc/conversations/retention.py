@@ -147,7 +147,7 @@ async def find_idle_by_rules(
     return [idle for idle in await find_idle(database, now()) if idle.id in found]
 
 
-async def give_up_idle(
+async def delete_idle(
     database: Database, before: datetime, *, only: Collection[str] | None = None
 ) -> int:
     """Set the target of the sandboxes that `find_idle` returns to deleted; return their number.

@@ -286,13 +286,13 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
     async def recover(self) -> None:
         """Sync all conversations and retry deletions; called once, before starts are resumed."""
         await self.ingestor.sync_all()
-        await self.deletion.tell_all()
+        await self.deletion.retry_pending()
 
     async def sync(self) -> None:
         """Sync stale conversations, resume interrupted starts, retry deletions; periodic."""
         await self.ingestor.sync_stale()
         await self.starts.go_on()
-        await self.deletion.tell_all()
+        await self.deletion.retry_pending()
 
     async def _view(
         self, user_id: str, conversations: Iterable[Conversation], silent: Collection[str | None]

@@ -21,11 +21,11 @@ from agentsvc.base import (
     Problems,
     Secret,
     SentSecret,
-    checked_by,
     convert,
     has_control,
     matching,
     stated,
+    with_check,
 )
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60
@@ -177,13 +177,13 @@ class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     sse_servers: Annotated[
-        list[Annotated[SseServerBody | ServerUrl, checked_by(_check_sse)]], _LIST
+        list[Annotated[SseServerBody | ServerUrl, with_check(_check_sse)]], _LIST
     ] = []
     """Tool servers reached over server-sent events, at most 100"""
-    stdio_servers: Annotated[list[Annotated[StdioServerBody, checked_by(_check_stdio)]], _LIST] = []
+    stdio_servers: Annotated[list[Annotated[StdioServerBody, with_check(_check_stdio)]], _LIST] = []
     """Tool servers that run as processes in the sandbox, at most 100"""
     shttp_servers: Annotated[
-        list[Annotated[ShttpServerBody | ServerUrl, checked_by(_check_shttp)]], _LIST
+        list[Annotated[ShttpServerBody | ServerUrl, with_check(_check_shttp)]], _LIST
     ] = []
     """Tool servers reached over HTTP, at most 100"""
 

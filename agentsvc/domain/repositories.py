@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from msgspec import Meta, Struct
 
-from agentsvc.base import CLONE_URL, InvalidRequest, Secret, checked_by, stated
+from agentsvc.base import CLONE_URL, InvalidRequest, Secret, stated, with_check
 from agentsvc.domain.orders import Provider
 
 DEFAULT_HOSTS: Final[Mapping[Provider, str]] = {
@@ -159,14 +159,14 @@ def _check_branch(text: str, *, loc: Sequence[str | int]) -> None:
 
 
 type SentRepository = Annotated[
-    str, Meta(max_length=_MAX_LENGTH), stated(pattern=_SOURCE_PATTERN), checked_by(_check_source)
+    str, Meta(max_length=_MAX_LENGTH), stated(pattern=_SOURCE_PATTERN), with_check(_check_source)
 ]
 """A repository to clone, in a request; empty for none."""
 type SentBranch = Annotated[
     str,
     Meta(max_length=MAX_BRANCH_BYTES),
     stated(anyOf=[{"maxLength": 0}, {"pattern": BRANCH_PATTERN}]),
-    checked_by(_check_branch),
+    with_check(_check_branch),
 ]
 """A branch to check out, in a request; empty for the default branch."""
 

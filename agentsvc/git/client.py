@@ -27,7 +27,7 @@ from agentsvc.base import (
     NotAuthenticated,
     NotFound,
     decoder_of,
-    has_many_values,
+    exceeds_value_limit,
     now,
 )
 from agentsvc.domain import Provider
@@ -210,7 +210,7 @@ class GitApi(Struct, frozen=True, kw_only=True, eq=False):
         return target
 
     def _decode[T](self, body: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
-        if has_many_values(body):
+        if exceeds_value_limit(body):
             raise self.unavailable("the answer has too many values")
         try:
             value = decoder_of(kind).decode(body)

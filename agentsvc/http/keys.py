@@ -84,7 +84,7 @@ PENDING: Final[web.AppKey[MessageQueue]] = web.AppKey("pending_messages")
 IDEMPOTENCY: Final[web.AppKey[IdempotencyStore]] = web.AppKey("idempotency")
 MEASURES: Final[web.AppKey[RequestMetrics]] = web.AppKey("measures", RequestMetrics)
 
-REFUSED_FOR: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refusal)
+REFUSAL_REASON: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refusal)
 """Why a request was rejected, for the metrics, if the error class does not say so."""
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
 """Id of the request, also in its log lines, error body and `X-Request-Id` header."""

@@ -11,8 +11,8 @@ from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
 from agentsvc.http.routes import Described, Routes, Scope
-from agentsvc.http.wire import read_apart, read_text
-from agentsvc.models import BadQuestion, ModelAnswer, to_question
+from agentsvc.http.wire import parse_in_thread, read_text
+from agentsvc.models import BadModelRequest, ModelResponse, to_upstream_request
 
 _RETRIED: Final = frozenset(
     {
@@ -114,9 +114,9 @@ async def _call_model(request: web.Request, path: str, *, wants_usage: bool) -> 
     grant, model_tokens = request[MODEL_TOKEN], request.app[MODEL_TOKENS]
     conversations = request.app[CONVERSATIONS]
     try:
-        reads = partial(to_question, model=grant.upstream.model, wants_usage=wants_usage)
-        body = await read_apart(await read_text(request), reads)
-    except BadQuestion as exc:
+        reads = partial(to_upstream_request, model=grant.upstream.model, wants_usage=wants_usage)
+        body = await parse_in_thread(await read_text(request), reads)
+    except BadModelRequest as exc:
         raise BadRequest(str(exc), extra={"error": {"message": str(exc), "code": None}}) from exc
     try:
         async with (
@@ -141,7 +141,7 @@ async def _call_model(request: web.Request, path: str, *, wants_usage: bool) -> 
         raise
 
 
-async def _forward(request: web.Request, answer: ModelAnswer) -> web.StreamResponse:
+async def _forward(request: web.Request, answer: ModelResponse) -> web.StreamResponse:
     """Forward the model's response, an error unchanged.
 
     A response that is no stream is buffered, so that it is sent after its usage was counted, unless

@@ -466,15 +466,15 @@ def mounted(app: web.Application) -> tuple[Route, ...]:
     return tuple({id(route): route for route in app.get(_MOUNTED, {}).values()}.values())
 
 
-IS_ELSEWHERE: Final[web.RequestKey[bool]] = web.RequestKey("is_elsewhere", bool)
+IS_FOR_SANDBOX: Final[web.RequestKey[bool]] = web.RequestKey("is_elsewhere", bool)
 """Whether a request is proxied to a sandbox, whatever route its path resolved to."""
 _ROUTE: Final[web.RequestKey[Route | None]] = web.RequestKey("route")
 """Cached result of `route_of`."""
 
 
-def send_elsewhere(request: web.Request) -> None:
+def mark_for_sandbox(request: web.Request) -> None:
     """Mark a request as one for a sandbox, so that no route applies to it."""
-    request[IS_ELSEWHERE] = True
+    request[IS_FOR_SANDBOX] = True
     request[_ROUTE] = None
 
 

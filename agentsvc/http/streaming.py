@@ -49,7 +49,7 @@ _KEY_LOST: Final = _ended("not_authenticated", _KEY_CODE)
 _STOPPING: Final = StreamEnd(message=None, code=WSCloseCode.GOING_AWAY)
 
 
-class LiveAnswers:
+class OpenStreams:
     """Registry of open streams and WebSockets, which the server ends when it stops."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class LiveAnswers:
             end()
 
 
-LIVE: Final[web.AppKey[LiveAnswers]] = web.AppKey("live_answers", LiveAnswers)
+LIVE: Final[web.AppKey[OpenStreams]] = web.AppKey("live_answers", OpenStreams)
 
 
 type _Sink = _EventStream | _WebSocket

@@ -31,13 +31,13 @@ from agentsvc.base import (
     decode_cursor,
     decoder_of,
     encode_cursor,
-    has_many_values,
+    exceeds_value_limit,
     matching,
     new_id,
-    outside_strings,
     parse_time,
     parse_uuid,
     refusal,
+    strip_string_contents,
 )
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
@@ -215,7 +215,7 @@ def error_member() -> Iterator[None]:
         raise
 
 
-def refusal_of(error: AgentsvcError) -> bytes:
+def raw_error_response(error: AgentsvcError) -> bytes:
     """Return the response to a connection that is rejected before its request is read."""
     request_id = new_id()
     body = error_body(error, request_id)
@@ -249,7 +249,7 @@ async def read_json[T](
     body = await read_body(request) if has_body else b""
     if body:
         checks = functools.partial(_decode_checked, kind=kind, wide_integers=wide_integers)
-        return await read_apart(body, checks)
+        return await parse_in_thread(body, checks)
     if default is _REQUIRED:
         raise InvalidRequest("Field required", loc=("body",), kind="missing")
     return default
@@ -317,7 +317,7 @@ async def read_text(request: web.Request) -> bytes:
     return bytes(body)
 
 
-async def read_apart[T](body: bytes, reads: Callable[[bytes], T]) -> T:
+async def parse_in_thread[T](body: bytes, reads: Callable[[bytes], T]) -> T:
     """Parse a body with `reads`; a large one in a thread, so that the event loop is not blocked."""
     return reads(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(reads, body)
 
@@ -332,7 +332,7 @@ def decode[T](
 
     `loc` is the location of the JSON if it is a part of a body.
     """
-    if has_many_values(bytes(body)):
+    if exceeds_value_limit(bytes(body)):
         raise InvalidRequest("The body has too many values", loc=loc, kind="too_many_values")
     decoder = decoder_of(kind)
     try:
@@ -456,7 +456,7 @@ def _check_integers(body: bytes) -> None:
     starts = range(0, len(body), _PART_BYTES)
     if not any(_LONG_NUMBER.search(body, at, at + _PART_BYTES + 18) for at in starts):
         return
-    for match in itertools.chain.from_iterable(map(_INTEGER.finditer, outside_strings(body))):
+    for match in itertools.chain.from_iterable(map(_INTEGER.finditer, strip_string_contents(body))):
         if not -MAX_INT - 1 <= int(match.group()[:40]) <= MAX_INT:
             raise InvalidRequest(
                 "Integers should fit in 64 bits", loc=("body",), kind="int_parsing_size"
@@ -468,7 +468,7 @@ def _check_depth(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return
     depth = 0
-    for part in outside_strings(body):
+    for part in strip_string_contents(body):
         # Each opening bracket is a signed byte +1, each closing one -1; the sum so far is the depth.
         steps = memoryview(part.translate(_STEPS, _NOT_BRACKETS)).cast("b")
         depths = list(itertools.accumulate(steps, initial=depth))

@@ -18,7 +18,7 @@ _REFUSAL: Final = (
 )
 
 
-def reach_of_models(
+def model_connector(
     known: Iterable[str], *, own: Iterable[str] = (), lookup: Lookup | None = None
 ) -> SafeConnector:
     """Return a connector for models; `known` hosts may have any address."""

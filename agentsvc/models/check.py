@@ -18,7 +18,7 @@ from yarl import URL
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
 from agentsvc.base import decode_or_none, without_secrets
 from agentsvc.domain import Llm, secrets_of
-from agentsvc.models.access import check_host, model_headers, reach_of_models
+from agentsvc.models.access import check_host, model_connector, model_headers
 from agentsvc.models.hosts import BASES, OWN_SERVERS, host_of_url, provider_of
 from agentsvc.plugin.egress import BadHost
 
@@ -75,7 +75,7 @@ async def check_model(
     if isinstance(found, Checked):
         return found
     try:
-        reach = reach_of_models(known, own=own, lookup=lookup)
+        reach = model_connector(known, own=own, lookup=lookup)
         check_host(reach, found)
         async with asyncio.timeout(time_limit):
             return await _ask(llm, found, reach)

@@ -11,7 +11,7 @@ from yarl import URL
 
 from agentsvc.agentserver import SafeConnector, refusal_in
 from agentsvc.base import BodyTooLarge, ModelUnavailable, without_secrets
-from agentsvc.models.access import check_host, may_ask, model_headers, reach_of_models
+from agentsvc.models.access import check_host, may_ask, model_connector, model_headers
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.wire import CallUsage, Upstream, UsageReader
 from agentsvc.plugin.egress import BadHost
@@ -25,11 +25,11 @@ _CONNECT_SECONDS: Final = 30.0
 _PASSED_ON: Final = ("Content-Type", "Retry-After")
 
 
-class ModelSilent(ModelUnavailable):
+class ModelTimedOut(ModelUnavailable):
     """The model received the request and did not respond in time: the cost is unknown."""
 
 
-class ModelAnswer:
+class ModelResponse:
     """The streamed response of a model."""
 
     def __init__(self, response: aiohttp.ClientResponse, upstream: Upstream, asked: int) -> None:
@@ -96,7 +96,7 @@ class ModelProxy:
         own: Iterable[str] = (),
     ) -> None:
         self._known_hosts = known
-        self._make_connector = functools.partial(reach_of_models, own=own)
+        self._make_connector = functools.partial(model_connector, own=own)
         self._hosts = tuple(known)
         self._connector = self._make_connector(self._hosts)
         self._silence_seconds = silence_seconds
@@ -114,14 +114,14 @@ class ModelProxy:
         return await may_ask(base_url, self._reach)
 
     @contextlib.asynccontextmanager
-    async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[ModelAnswer]:
+    async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[ModelResponse]:
         """Call a model; raises ModelUnavailable if it does not respond, or may not be called."""
         # Errors of the reader of the response are not the model's, so they are raised unchanged.
         async with (
             self._reach.session() as session,
             await self._post(session, upstream, path, body) as response,
         ):
-            yield ModelAnswer(response, upstream, len(body))
+            yield ModelResponse(response, upstream, len(body))
 
     async def _post(
         self, session: aiohttp.ClientSession, upstream: Upstream, path: str, body: bytes
@@ -145,7 +145,7 @@ class ModelProxy:
             place = host_of_url(upstream.base_url)
             if isinstance(exc, aiohttp.SocketTimeoutError):
                 text = f"The model has said nothing for {self._silence_seconds:g} seconds: {place}"
-                raise _unavailable(text, exc, ModelSilent) from exc
+                raise _unavailable(text, exc, ModelTimedOut) from exc
             raise _unavailable(
                 f"Nothing answers at the address of the model: {place}", exc
             ) from exc

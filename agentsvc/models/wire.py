@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Raw
 
-from agentsvc.base import Secret, decode_or_none, has_many_values
+from agentsvc.base import Secret, decode_or_none, exceeds_value_limit
 from agentsvc.domain import Llm, without_secret_options
 from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
@@ -39,7 +39,7 @@ class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
     dollars: float | None = None
 
 
-class BadQuestion(ValueError):
+class BadModelRequest(ValueError):
     """A request to a model that cannot be forwarded; the message says why."""
 
 
@@ -69,17 +69,17 @@ def through(llm: Llm, *, base_url: str, token: Secret) -> Llm:
     return msgspec.structs.replace(plain, api_key=token, base_url=base_url)
 
 
-def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
-    """Return a request to a model with its model name replaced; raises BadQuestion.
+def to_upstream_request(body: bytes, model: str, *, wants_usage: bool) -> bytes:
+    """Return a request to a model with its model name replaced; raises BadModelRequest.
 
     With `wants_usage` a stream is asked to report its usage at the end.
     """
-    if has_many_values(body):
-        raise BadQuestion("The body has too many values")
+    if exceeds_value_limit(body):
+        raise BadModelRequest("The body has too many values")
     try:
         fields = _request_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadQuestion("The body must be a JSON object") from exc
+        raise BadModelRequest("The body must be a JSON object") from exc
     fields["model"] = Raw(msgspec.json.encode(model))
     # The usage of a response that continues in the background could not be measured.
     fields.pop("background", None)
@@ -88,7 +88,7 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def guess_usage(upstream: Upstream, asked_bytes: int) -> CallUsage:
+def estimate_usage(upstream: Upstream, asked_bytes: int) -> CallUsage:
     """Return an estimate of the usage of a call without a response.
 
     It is rather too high, because the missing response costs something, too.

@@ -48,7 +48,9 @@ class BackendCalls:
             # A plugin may raise anything, which must not affect other backends.
             raise _broken(name, exc) from exc
 
-    async def until_done[T](self, name: str, begin: Callable[[Backend], Awaitable[T]]) -> T:
+    async def retry_while_fetching[T](
+        self, name: str, begin: Callable[[Backend], Awaitable[T]]
+    ) -> T:
         """Repeat a call while it raises StillFetching; return its result."""
         while True:
             try:

@@ -30,7 +30,7 @@ class Checkpoints(msgspec.Struct, eq=False):
             return
         handle, checkpoint_id = sandbox.handle, new_id()
         try:
-            await self.calls.until_done(
+            await self.calls.retry_while_fetching(
                 sandbox.backend,
                 lambda backend: backend.checkpoint(
                     handle,

@@ -24,7 +24,7 @@ class Images(msgspec.Struct, eq=False):
 
         Raises OrderRejected with the last output of a build that failed.
         """
-        return await self.calls.until_done(
+        return await self.calls.retry_while_fetching(
             spec.backend, lambda backend: backend.build_image(image_id, build)
         )
 

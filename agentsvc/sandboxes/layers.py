@@ -43,7 +43,7 @@ class Layers(msgspec.Struct, eq=False):
         if sandbox.handle is None:
             raise Conflict("The sandbox was never created")
         handle = sandbox.handle
-        return await self.calls.until_done(
+        return await self.calls.retry_while_fetching(
             sandbox.backend,
             lambda backend: backend.keep_layer(handle, layer_id, max_bytes=max_bytes),
         )

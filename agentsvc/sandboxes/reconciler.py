@@ -282,7 +282,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
         if report.session_key is not None and report.session_key != sandbox.session_key:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
-            report = await self.warm_pool.awaken(sandbox, report)
+            report = await self.warm_pool.initialize_spare(sandbox, report)
         # A running sandbox may answer late when the machine is busy, and a paused one was resumed
         # only just now, however long its backend was unavailable.
         is_start = sandbox.phase in (None, Phase.STARTING, Phase.FAILED)

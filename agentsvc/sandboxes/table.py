@@ -53,7 +53,7 @@ class SandboxTable:
         await tx.insert("sandboxes", self._to_row(sandbox))
 
     @staticmethod
-    async def give_up_starts(tx: Transaction) -> int:
+    async def cancel_unstarted(tx: Transaction) -> int:
         """Set the target of sandboxes without a handle to DELETED; return how many."""
         return await tx.run("UPDATE sandboxes SET target = 'deleted' WHERE handle IS NULL", {})
 

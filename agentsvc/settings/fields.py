@@ -18,9 +18,9 @@ from agentsvc.base import (
     InvalidRequest,
     Secret,
     SentSecret,
-    checked_by,
     copy_to,
     stated,
+    with_check,
 )
 from agentsvc.domain import AgentOptions, Llm, LlmOptions, McpConfig
 from agentsvc.plugin import IdleRules
@@ -78,11 +78,11 @@ type BaseUrl = Annotated[
     str,
     Meta(max_length=MAX_TEXT),
     stated(pattern=rf"\A(?:{HTTP_URL})?\Z"),
-    checked_by(check_base_url),
+    with_check(check_base_url),
 ]
-type AgentName = Annotated[str, stated(enum=[*AGENTS, ""]), checked_by(CHECKS["agent"])]
+type AgentName = Annotated[str, stated(enum=[*AGENTS, ""]), with_check(CHECKS["agent"])]
 type AnalyzerName = Annotated[
-    str, stated(enum=[*SECURITY_ANALYZERS, ""]), checked_by(CHECKS["security_analyzer"])
+    str, stated(enum=[*SECURITY_ANALYZERS, ""]), with_check(CHECKS["security_analyzer"])
 ]
 type Iterations = Annotated[int, Meta(ge=1, le=MAX_INT)]
 type CondenserSize = Annotated[int, Meta(ge=20, le=MAX_INT)]

@@ -17,10 +17,10 @@ from agentsvc.base import (
     Problems,
     Secret,
     SentSecret,
-    checked_by,
     convert,
     has_control,
     stated,
+    with_check,
 )
 from agentsvc.domain import Provider
 from agentsvc.domain import repositories as git
@@ -152,13 +152,13 @@ def _check_value(raw: str, *, loc: Loc) -> None:
 type VariableName = Annotated[
     str,
     stated(pattern=_NAME_PATTERN, maxLength=MAX_NAME_LENGTH, **{"not": _RESERVED}),
-    checked_by(check_secret_name),
+    with_check(check_secret_name),
 ]
 """The name of a secret in requests."""
 type VariableValue = Annotated[
     SentSecret,
     stated(pattern=r"\A[^\0]*\Z", maxLength=MAX_VALUE_BYTES),
-    checked_by(_check_value),
+    with_check(_check_value),
 ]
 """The value of a secret in requests; its length is measured in UTF-8, see `check_secret_value`."""
 _Text = Annotated[str, Meta(max_length=1024)]
@@ -196,7 +196,7 @@ def _check_custom(raw: Any, *, loc: Loc) -> None:
 
 
 type ProviderTokens = Annotated[
-    dict[Provider, Annotated[ProviderTokenBody | SentSecret, checked_by(_check_token)]],
+    dict[Provider, Annotated[ProviderTokenBody | SentSecret, with_check(_check_token)]],
     stated(propertyNames={"enum": [provider.value for provider in Provider]}),
 ]
 """Tokens by provider; a string is the token itself."""
@@ -209,7 +209,7 @@ class SecretsStoreBody(Struct, frozen=True, kw_only=True):
     """Tokens by provider; null: no change"""
     custom_secrets: (
         Annotated[
-            dict[VariableName, Annotated[CustomSecretBody | SentSecret, checked_by(_check_custom)]],
+            dict[VariableName, Annotated[CustomSecretBody | SentSecret, with_check(_check_custom)]],
             Meta(max_length=SECRETS_MAX),
         ]
         | None

@@ -26,7 +26,7 @@ from agentsvc.storage.records import record_of as record_of
 from agentsvc.storage.records import row_of as row_of
 from agentsvc.storage.request_effects import is_watched as is_watched
 from agentsvc.storage.request_effects import note_effect as note_effect
-from agentsvc.storage.request_effects import watched_by as watched_by
+from agentsvc.storage.request_effects import recording_effects as recording_effects
 from agentsvc.storage.tar_reader import BLOCK as BLOCK
 from agentsvc.storage.tar_reader import SPARSE as SPARSE
 from agentsvc.storage.tar_reader import BadTar as BadTar

@@ -40,9 +40,9 @@ from agentsvc.storage.database_file import (
     primary_code,
     uri,
 )
-from agentsvc.storage.disk_faults import cannot_read, cannot_store, is_of_disk
-from agentsvc.storage.kept_reads import KeptReads
+from agentsvc.storage.disk_faults import is_disk_fault, read_error, write_error
 from agentsvc.storage.queries import NO_PARAMS, Params, Queryable, Row
+from agentsvc.storage.query_cache import QueryCache
 
 log = logging.getLogger(__name__)
 
@@ -330,7 +330,7 @@ class Database(Queryable):
         self._wake = asyncio.Event()
         self._is_open = True
         self._is_closed = False
-        self._kept = KeptReads(readers.version)
+        self._kept = QueryCache(readers.version)
         self._body: asyncio.Task[Any] | None = None
         self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
 
@@ -410,9 +410,9 @@ class Database(Queryable):
             return await reading
         except sqlite3.Error as exc:
             # The plain code means that a reader's body tries to write, which is no fault of the disk.
-            if not is_of_disk(exc) or exc.sqlite_errorcode == sqlite3.SQLITE_READONLY:
+            if not is_disk_fault(exc) or exc.sqlite_errorcode == sqlite3.SQLITE_READONLY:
                 raise
-            raise cannot_read(exc) from exc
+            raise read_error(exc) from exc
         finally:
             reading.close()
 
@@ -453,7 +453,7 @@ class Database(Queryable):
             _log_lost(lost, exc)
             for job in lost:
                 if not job.done.done():
-                    job.done.set_exception(cannot_store(exc))
+                    job.done.set_exception(write_error(exc))
         else:
             self._kept.forget()
             for attempt in batch.attempts:
@@ -544,8 +544,8 @@ def _complete(attempt: _Attempt) -> None:
 
 def _caller_error(failure: BaseException) -> BaseException:
     """Return the error to raise to the caller of a failed body."""
-    if is_of_disk(failure):
-        return cannot_store(failure)
+    if is_disk_fault(failure):
+        return write_error(failure)
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
         # The referenced row existed when the body looked it up.
         error = NotFound("A record that this refers to was deleted meanwhile", detail=str(failure))

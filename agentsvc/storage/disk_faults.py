@@ -23,19 +23,19 @@ _BUSY = {sqlite3.SQLITE_BUSY: "another program has locked its database. Close th
 _UNKNOWN = "its database refused it. The server's log has the reason"
 
 
-def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
+def is_disk_fault(failure: BaseException) -> TypeGuard[sqlite3.Error]:
     """Return whether an error is a disk fault."""
     return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
 
 
-def cannot_store(cause: sqlite3.Error) -> StorageFailed:
+def write_error(cause: sqlite3.Error) -> StorageFailed:
     """Return a new error for a caller of a write; never share it, because raising adds a traceback."""
     failure = _error_for("store anything now", cause)
     failure.__cause__ = cause
     return failure
 
 
-def cannot_read(cause: sqlite3.Error) -> StorageFailed:
+def read_error(cause: sqlite3.Error) -> StorageFailed:
     """Log a failed read, and return the error for its caller."""
     log.error("database not readable", extra={"reason": str(cause)})
     return _error_for("read what it has stored", cause)

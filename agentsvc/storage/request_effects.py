@@ -16,7 +16,7 @@ _WATCHER: Final[ContextVar[Watcher | None]] = ContextVar("watcher_of_effects", d
 
 
 @contextlib.contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
+def recording_effects(watcher: Watcher) -> Iterator[None]:
     """Report to `watcher` what is created inside the context, also by tasks started in it."""
     token = _WATCHER.set(watcher)
     try:

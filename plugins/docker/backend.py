@@ -48,7 +48,7 @@ from .making import Maker
 from .reach import answers
 from .settings import DockerConfig, address_of, engines
 from .streams import follow_log
-from .watch import EngineWatch, has_seen_the_end
+from .watch import EngineWatch, has_observed_end
 
 log = logging.getLogger(__name__)
 
@@ -525,7 +525,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             is_on_disk=(is_paused or inspection.is_running(found))
             and await hibernation.has(engine, found),
             had_oom=self._watches[engine.name].had_oom(found),
-            was_told=is_over and await has_seen_the_end(engine, found, self.config.request_seconds),
+            was_told=is_over and await has_observed_end(engine, found, self.config.request_seconds),
             publish="" if facts.is_beside else engine.publish_address,
             default_runtime=facts.default_runtime,
         )

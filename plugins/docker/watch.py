@@ -75,7 +75,7 @@ class EngineWatch:
             del self._ooms[next(iter(self._ooms))]
 
 
-async def has_seen_the_end(engine: Engine, container: Json, time_limit: float) -> bool:
+async def has_observed_end(engine: Engine, container: Json, time_limit: float) -> bool:
     """Return whether the engine observed the end of a container whose exit code is ambiguous.
 
     An engine that was not running at that time has no event for it.

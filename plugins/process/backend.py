@@ -214,7 +214,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             tree = self._tree(inspection, handle)
             answers = await listening.answers(inspection, tree, self.config.connect_seconds)
             phase = Phase.RUNNING if answers else Phase.STARTING
-        shut = await self._proxy_sockets.why_stuck(folder, inspection.record)
+        shut = await self._proxy_sockets.retry_failed(folder, inspection.record)
         sockets = inspection.sockets()
         return Report(
             phase=phase,
@@ -290,7 +290,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             return
         self._attempts.count(handle.sandbox_id)
         now_at = await pausing.push_out(self._tree(inspection, handle))
-        await finish(lambda: pausing.note_memory(inspection.folder, now_at))
+        await finish(lambda: pausing.record_memory(inspection.folder, now_at))
         # The cached measurement is from before the memory was pushed out.
         self._meters.pop(handle.sandbox_id, None)
 

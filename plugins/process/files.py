@@ -33,7 +33,7 @@ def read_whole(path: str, limit: int = sys.maxsize) -> bytes:
     return b"".join(parts)
 
 
-def write_anew(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically; only its owner may read it."""
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     try:

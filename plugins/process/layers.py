@@ -33,7 +33,7 @@ from agentsvc.plugin import (
     take_checkpoint,
 )
 
-from .files import write_anew
+from .files import replace_file
 from .overlays import HELD, LAYER_GONE, Overlays
 from .sandbox_directory import SandboxDirectory
 from .threads import FULL, finish, reach, to_error
@@ -157,7 +157,7 @@ class Layers:
         def work() -> None:
             for copy in kept_checkpoints(folder.checkpoints):
                 if checkpoint_id_of(copy) == checkpoint_id:
-                    write_anew(folder.directory / _ROLLBACK, copy.path.name.encode())
+                    replace_file(folder.directory / _ROLLBACK, copy.path.name.encode())
                     return
             raise OrderRejected("There is no such checkpoint")
 
@@ -262,7 +262,7 @@ class Layers:
         )
 
         def work() -> None:
-            if other.is_to_go() or other.read_record() is None:
+            if other.is_being_removed() or other.read_record() is None:
                 raise OrderRejected(_GONE)
             self._replace_directories(folder, copy.path, user)
             part.rmdir()

@@ -98,7 +98,7 @@ class Overlays:
         """Mount a sandbox's overlays, unless they are mounted or it has none."""
         with self._lock:
             over = _changes_in(folder)
-            if over is None or folder.is_to_go():
+            if over is None or folder.is_being_removed():
                 return
             unseen = [part for part in _parts(folder, over) if not part.seen.is_mount()]
             if unseen:

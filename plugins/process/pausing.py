@@ -64,7 +64,7 @@ async def push_out(tree: Tree) -> reclaiming.Memory:
     return await reach(lambda: reclaiming.memory_of(one.pid for one in members))
 
 
-def note_memory(folder: SandboxDirectory, memory: reclaiming.Memory) -> None:
+def record_memory(folder: SandboxDirectory, memory: reclaiming.Memory) -> None:
     """Record where the memory of a paused sandbox is."""
     noted = folder.read_pause()
     if noted is not None:

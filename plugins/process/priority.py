@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from .files import write_anew
+from .files import replace_file
 from .meter import groups_of, processes_of
 from .sandbox_directory import State
 
@@ -60,7 +60,7 @@ class Priorities:
 
     def _write(self, noted: frozenset[str]) -> None:
         if noted:
-            write_anew(self._file, "\n".join(sorted(noted)).encode())
+            replace_file(self._file, "\n".join(sorted(noted)).encode())
         else:
             self._file.unlink(missing_ok=True)
 

@@ -61,7 +61,7 @@ class ProxySockets:
         else:
             self._failures.pop(folder.sandbox_id, None)
 
-    async def why_stuck(self, folder: SandboxDirectory, record: Record | None) -> str:
+    async def retry_failed(self, folder: SandboxDirectory, record: Record | None) -> str:
         """Retry a socket that could not be opened; return why it still fails, or ""."""
         if folder.sandbox_id in self._failures and record is not None:
             await self.open_again(folder, record)

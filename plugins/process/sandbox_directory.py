@@ -21,7 +21,7 @@ import msgspec
 from agentsvc.base import OrderRejected, copy_to, is_sandbox_id, now
 from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port, remove_directory
 
-from .files import read_whole, write_anew
+from .files import read_whole, replace_file
 from .reclaiming import Memory
 from .tree import MARK, Identity
 from .users import give
@@ -284,7 +284,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         if token := self.read_control_token():
             return token
         token = secrets.token_hex(32)
-        write_anew(self.directory / "control-token", token.encode())
+        replace_file(self.directory / "control-token", token.encode())
         return token
 
     def read_control_token(self) -> str:
@@ -309,7 +309,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             return (self.directory / "shim.log").read_text(errors="replace")[-2000:].strip()
         return ""
 
-    def is_to_go(self) -> bool:
+    def is_being_removed(self) -> bool:
         """Return whether its files are about to be removed."""
         return (self.directory / _LEAVING).exists()
 
@@ -330,7 +330,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def _write(self, name: str, value: Record | Pause) -> None:
-        write_anew(self.directory / name, msgspec.json.encode(value))
+        replace_file(self.directory / name, msgspec.json.encode(value))
 
 
 class LogFile:

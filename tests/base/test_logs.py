@@ -324,12 +324,12 @@ async def test_lines_of_requests_share_a_write_and_stand_where_they_were_logged(
     logs.configure("info", form, stream=stream)
     CURRENT_REQUEST.set("r1")
     for path in ("/first", f"/{key}", "/\udce9"):
-        logs.write_fast(log, logging.INFO, "request", {"path": path, "status": 200})
-    logs.write_fast(log, logging.DEBUG, "request", {"path": "/unheard"})
+        logs.log_fast(log, logging.INFO, "request", {"path": path, "status": 200})
+    logs.log_fast(log, logging.DEBUG, "request", {"path": "/unheard"})
     assert stream.flushes == 0
     await asyncio.sleep(0)
     assert stream.flushes == 1
-    logs.write_fast(log, logging.INFO, "request", {"path": "/before"})
+    logs.log_fast(log, logging.INFO, "request", {"path": "/before"})
     log.info("record")
     first, second, third, before, record = stream.getvalue().splitlines()
     assert "/first" in first
@@ -343,7 +343,7 @@ async def test_lines_of_requests_share_a_write_and_stand_where_they_were_logged(
 async def test_a_log_that_cannot_be_written_fails_nobody() -> None:
     stream = io.StringIO()
     logs.configure("info", "text", stream=stream)
-    logs.write_fast(log, logging.INFO, "request", {"path": "/"})
+    logs.log_fast(log, logging.INFO, "request", {"path": "/"})
     stream.close()
     await asyncio.sleep(0)
 

@@ -10,7 +10,7 @@ from agentsvc.conversations.starting.failure import (
     explain_error,
     explain_sandbox,
     unknown_sandbox,
-    with_tail,
+    with_log_tail,
 )
 from agentsvc.conversations.starting.workspace import Clone, clone_failure
 from agentsvc.plugin.backend import Phase
@@ -46,8 +46,8 @@ def test_an_error_that_names_its_own_remedy_is_told_as_it_is() -> None:
 
 
 def test_a_log_that_was_told_already_is_not_told_twice() -> None:
-    assert with_tail("it failed: boom", "boom") == "it failed: boom"
-    assert with_tail("it failed", "") == "it failed"
+    assert with_log_tail("it failed: boom", "boom") == "it failed: boom"
+    assert with_log_tail("it failed", "") == "it failed"
 
 
 @pytest.mark.parametrize(

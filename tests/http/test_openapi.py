@@ -14,7 +14,7 @@ from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.answers import errors_of
 from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.openapi.schemas import (
-    as_answer,
+    as_response_schema,
     name_components,
     schemas_of,
     to_ecma,
@@ -214,10 +214,10 @@ def test_where_nothing_can_be_null_is_left_out(
 
 def test_an_answer_has_every_field_that_has_a_default() -> None:
     component = schemas_of([Item]).components["Item"]
-    shown = as_answer(component)
+    shown = as_response_schema(component)
     assert shown["required"] == ["name", "note"]
     assert "default" not in shown["properties"]["name"]
-    assert as_answer({"type": "string"}) == {"type": "string"}
+    assert as_response_schema({"type": "string"}) == {"type": "string"}
 
 
 def test_what_is_also_read_keeps_its_defaults() -> None:

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from agentsvc.models.wire import (
-    BadQuestion,
+    BadModelRequest,
     CallUsage,
     Upstream,
     UsageReader,
-    guess_usage,
-    to_question,
+    estimate_usage,
+    to_upstream_request,
 )
 
 
@@ -18,7 +18,7 @@ def test_a_call_is_taken_to_use_rather_more_than_it_asks(
     price: float | None, dollars: float | None
 ) -> None:
     upstream = Upstream(model="m", base_url="u", api_key=None, input_cost_per_token=price)
-    guess = guess_usage(upstream, 300)
+    guess = estimate_usage(upstream, 300)
     assert (guess.prompt_tokens, guess.completion_tokens) == (100, 0)
     assert guess.dollars == (None if dollars is None else pytest.approx(dollars))
 
@@ -52,11 +52,11 @@ def test_a_long_line_in_small_parts_is_not_looked_through_again_with_each() -> N
 
 def test_nothing_is_asked_for_in_the_background_where_nobody_counts() -> None:
     body = b'{"background": true, "store": true, "input": "x"}'
-    asked = msgspec.json.decode(to_question(body, "m", wants_usage=False))
+    asked = msgspec.json.decode(to_upstream_request(body, "m", wants_usage=False))
     assert asked == {"store": True, "input": "x", "model": "m"}
 
 
 def test_a_question_of_very_many_members_is_none() -> None:
     body = b"{" + b",".join(b'"%x":1' % number for number in range(1_000_001)) + b"}"
-    with pytest.raises(BadQuestion):
-        to_question(body, "m", wants_usage=False)
+    with pytest.raises(BadModelRequest):
+        to_upstream_request(body, "m", wants_usage=False)

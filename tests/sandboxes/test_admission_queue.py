@@ -12,7 +12,7 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.base.values import now
 from agentsvc.config.schema import Config
-from agentsvc.conversations.retention import give_up_idle
+from agentsvc.conversations.retention import delete_idle
 from agentsvc.http.keys import DATABASE
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
@@ -223,7 +223,7 @@ async def test_one_that_is_given_up_past_the_server_while_it_waits_for_room_is_r
     database = full.app[DATABASE]
     # As `agentsvc prune` does beside the server, and `agentsvc restore` before it.
     before = now() + timedelta(minutes=1)
-    assert await give_up_idle(database, before, only=[waiting["id"]]) == 1
+    assert await delete_idle(database, before, only=[waiting["id"]]) == 1
 
     async def is_gone() -> bool:
         sql = "SELECT 1 FROM sandboxes WHERE id = :id"

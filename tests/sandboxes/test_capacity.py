@@ -12,9 +12,9 @@ from agentsvc.sandboxes.admission.capacity import (
     ServerLimits,
     admit,
     fits,
-    idlest,
     in_turn,
     roomiest,
+    sandboxes_to_pause,
 )
 
 BEGIN = now()
@@ -120,24 +120,24 @@ def test_those_idle_longest_make_room_where_the_limit_is() -> None:
     limits = ServerLimits(backends={"b": CapacityLimits(sandboxes=3)})
     idle = [held("new", at=9), held("old", at=1), held("elsewhere", at=0, backend="c")]
     running = [*idle, held("busy")]
-    assert ids(idlest(limits, running, idle, held("wanted"))) == ["old", "new"]
+    assert ids(sandboxes_to_pause(limits, running, idle, held("wanted"))) == ["old", "new"]
 
 
 def test_others_make_room_only_while_they_have_more() -> None:
     limits = ServerLimits(backends={"b": CapacityLimits(sandboxes=3)})
     idle = [held("b1", "bob"), held("b2", "bob")]
     running = [*idle, held("a1", "ann")]
-    assert ids(idlest(limits, running, idle, held("wanted", "ann"))) == ["b1", "b2"]
-    assert idlest(limits, running, [held("a1", "ann")], held("wanted", "bob")) == []
+    assert ids(sandboxes_to_pause(limits, running, idle, held("wanted", "ann"))) == ["b1", "b2"]
+    assert sandboxes_to_pause(limits, running, [held("a1", "ann")], held("wanted", "bob")) == []
 
 
 def test_a_user_at_the_limit_makes_room_with_what_is_their_own() -> None:
     limits = ServerLimits(user=CapacityLimits(sandboxes=1))
     idle = [held("b1", "bob"), held("b2", "bob"), held("a1", "ann")]
-    assert ids(idlest(limits, idle, idle, held("wanted", "ann"))) == ["a1"]
+    assert ids(sandboxes_to_pause(limits, idle, idle, held("wanted", "ann"))) == ["a1"]
 
 
 def test_where_the_server_is_full_any_may_make_room() -> None:
     limits = ServerLimits(server=CapacityLimits(sandboxes=2))
     idle = [held("a1", backend="c"), held("a2", backend="b", at=1)]
-    assert ids(idlest(limits, idle, idle, held("wanted"))) == ["a1", "a2"]
+    assert ids(sandboxes_to_pause(limits, idle, idle, held("wanted"))) == ["a1", "a2"]

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from agentsvc.base.values import monotonic, now
-from agentsvc.conversations.retention import give_up_idle
+from agentsvc.conversations.retention import delete_idle
 from agentsvc.http.keys import DATABASE
 from agentsvc.plugin.backend import PausedAs
 from tests.sandboxes.test_sandboxes import PATH, start
@@ -48,7 +48,7 @@ async def test_one_that_is_resumed_is_used_for_what_is_pruned_at_the_same_moment
     await database.write(lambda tx: tx.run(old))
     await database.write(lambda tx: tx.run("UPDATE sandbox_uses SET active_at = NULL"))
     assert (await client.post(f"{PATH}/{sandbox_id}/resume")).status == 200
-    assert await give_up_idle(database, now() - timedelta(hours=1)) == 0
+    assert await delete_idle(database, now() - timedelta(hours=1)) == 0
 
 
 async def test_one_that_was_stopped_since_it_was_last_seen_is_started_again(

@@ -42,7 +42,7 @@ def explain_error(error: AgentsvcError, tail: str) -> str:
     """Return cause and remedy of an error; `tail` is the end of the sandbox's log, or empty."""
     for kind, remedy in _REMEDIES:
         if isinstance(error, kind):
-            return with_tail(reason_of(error.message, remedy), tail)
+            return with_log_tail(reason_of(error.message, remedy), tail)
     # The messages of other errors name the remedy themselves.
     return reason_of(error.message)
 
@@ -51,7 +51,7 @@ def explain_sandbox(sandbox: Sandbox | None, tail: str, time_limit: float) -> st
     """Return why a start cannot continue with a sandbox in its present state, and what to do."""
     if sandbox is None:
         return f"The sandbox was deleted while it was being waited for. {ANEW}"
-    return with_tail(_explain_status(sandbox, tail, time_limit), tail)
+    return with_log_tail(_explain_status(sandbox, tail, time_limit), tail)
 
 
 def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
@@ -87,7 +87,7 @@ def unknown_sandbox(sandbox_id: str) -> str:
     return reason_of(f"Sandbox not found: {sandbox_id}", _OTHER_SANDBOX)
 
 
-def with_tail(text: str, tail: str) -> str:
+def with_log_tail(text: str, tail: str) -> str:
     """Append the last lines of a log to a text, unless the text contains them."""
     if not tail or tail in text:
         return text

@@ -90,7 +90,7 @@ class ConversationOpener:
                 agent, conversation_id, limit, watched, behind=history_end, hide=hide
             ):
                 self._parts.model_tokens.health.trust(user_id, model)
-            elif not request.is_lent:
+            elif not request.uses_model_proxy:
                 # The agent retries a failed connection for more than a minute before it reports it.
                 await check_address(agent, model)
 

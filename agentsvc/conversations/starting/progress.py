@@ -167,7 +167,7 @@ class Progress:
         """Delete at its agent server a conversation that was deleted here while it started."""
         log.info("conversation deleted while starting", extra={"task_id": start.task.id})
         # The agent server may have created it after it was told to delete it.
-        await self._parts.deletion.tell_again(start.conversation.id)
+        await self._parts.deletion.retry_at_agent(start.conversation.id)
 
     async def _end(
         self, tx: Transaction, start: Start, status: StartStatus, detail: str | None

@@ -45,7 +45,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {} if self.is_of_other else self.body["agent"]["mcp_config"]
 
     @property
-    def is_lent(self) -> bool:
+    def uses_model_proxy(self) -> bool:
         """Whether the agent calls its model through this server's model proxy."""
         return self.inputs.model is not None
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from agentsvc.base import AgentUnavailable, StartRefused, reason_of, steady_now
-from agentsvc.conversations.starting.failure import with_tail
+from agentsvc.conversations.starting.failure import with_log_tail
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress, timed
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
@@ -56,8 +56,8 @@ class SandboxWait:
             await self._checks.check(start)
             remedy = "Raise `conversations.agent_seconds` in the server's config"
             text = reason_of(exc.message, remedy)
-            raise StartRefused(with_tail(text, await self._checks.log_tail(waited))) from exc
-        await self._parts.deletion.tell_before(start.conversation.id, waited.id, agent)
+            raise StartRefused(with_log_tail(text, await self._checks.log_tail(waited))) from exc
+        await self._parts.deletion.delete_before_reuse(start.conversation.id, waited.id, agent)
         return StartWithSandbox(checked=checked, sandbox=waited, agent=agent)
 
     async def _wait_until_running(self, start: Start, sandbox_id: str) -> Sandbox | None:

@@ -62,7 +62,7 @@ class StartOrders:
         if order.branch is not None:
             check_branch(order.branch)
 
-    async def find_earlier(
+    async def find_existing(
         self, user_id: str, order: StartOrder, reader: Queryable | None = None
     ) -> StartTask | None:
         """Return the task of the same order, if it was accepted before.
@@ -166,7 +166,7 @@ class Starts:
             order = msgspec.structs.replace(order, archive_id=archive.id)
         order = await self.environments.check(user_id, order)
         conversation_id = order.conversation_id or new_id()
-        earlier = await self._orders.find_earlier(user_id, order)
+        earlier = await self._orders.find_existing(user_id, order)
         if earlier is not None:
             return earlier
         self._orders.check(order)
@@ -177,7 +177,7 @@ class Starts:
         task = new_task(user_id, conversation_id, order, generation)
 
         async def body(tx: Transaction) -> StartTask:
-            earlier = await self._orders.find_earlier(user_id, order, tx)
+            earlier = await self._orders.find_existing(user_id, order, tx)
             if earlier is not None:
                 return earlier
             if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):

@@ -117,7 +117,7 @@ _CSP: Final = "sandbox allow-downloads allow-forms allow-modals allow-popups all
 _CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-class CookieScope(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseScope(msgspec.Struct, frozen=True, kw_only=True):
     """The limits within which a sandbox's response headers may have an effect."""
 
     upstream: str
@@ -169,7 +169,7 @@ def to_sandbox(
     return passed
 
 
-def to_client(headers: CIMultiDictProxy[str], confines: CookieScope) -> CIMultiDict[str]:
+def to_client(headers: CIMultiDictProxy[str], confines: ResponseScope) -> CIMultiDict[str]:
     """Return the headers of a response to the client, without Content-Length."""
     dropped = _NOT_OUTWARD | _per_hop(headers) if hdrs.CONNECTION in headers else _NOT_OUTWARD
     passed: CIMultiDict[str] = CIMultiDict()
@@ -307,7 +307,7 @@ def _is_own_cookie(pair: str, keys: AbstractSet[str]) -> bool:
     return name.lower().startswith(OWN_COOKIES) or _is_key(value.strip().strip('"'), keys)
 
 
-def _confine(name: str, value: str, confines: CookieScope) -> str | None:
+def _confine(name: str, value: str, confines: ResponseScope) -> str | None:
     if name == "set-cookie":
         mount, base = confines.mount, confines.base
         return confine_cookie(value, mount, base=base, is_framed=confines.is_framed)
@@ -318,7 +318,7 @@ def _confine(name: str, value: str, confines: CookieScope) -> str | None:
     return value
 
 
-def _relocate(location: str, confines: CookieScope) -> str:
+def _relocate(location: str, confines: ResponseScope) -> str:
     """Rewrite a location inside the sandbox to its public path; others are unchanged."""
     if location.startswith(confines.upstream):
         rest = location.removeprefix(confines.upstream)

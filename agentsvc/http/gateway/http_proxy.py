@@ -25,7 +25,7 @@ from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import ProxyTarget, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import EventReader
-from agentsvc.http.server.connections import ask_for_body
+from agentsvc.http.server.connections import send_continue
 
 CLIENT_GONE: Final = 499
 """Logged status of a request whose client disconnected before the response."""
@@ -85,7 +85,7 @@ async def _send_request(
         connection = pool.find(target.address, is_safe=is_repeatable)
         if connection is None:
             connection = await pool.connect(target.address, target.confirm)
-        connection.ask(raw, answers_head=answers_head, on_continue=partial(ask_for_body, request))
+        connection.ask(raw, answers_head=answers_head, on_continue=partial(send_continue, request))
         if not (connection.is_used and is_repeatable):
             return connection
         try:

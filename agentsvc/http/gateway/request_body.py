@@ -10,8 +10,8 @@ from agentsvc.base import AgentsvcError, MalformedBody
 from agentsvc.http.gateway.connection_pool import ConnectionBroken, PooledConnection
 from agentsvc.http.gateway.headers import was_decoded
 from agentsvc.http.keys import AWAITS_CONTINUE
-from agentsvc.http.server.connections import ask_for_body
-from agentsvc.http.wire import read_apart
+from agentsvc.http.server.connections import send_continue
+from agentsvc.http.wire import parse_in_thread
 
 LAST_CHUNK: Final = b"0\r\n"
 _WITH_BODY: Final = frozenset({hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH})
@@ -34,9 +34,9 @@ class RequestBody:
 
         Raises MalformedBody.
         """
-        ask_for_body(self._request)
+        send_continue(self._request)
         try:
-            self._edited = await read_apart(await self._request.content.read(), change)
+            self._edited = await parse_in_thread(await self._request.content.read(), change)
         except (web.RequestPayloadError, HttpProcessingError) as exc:
             raise self._malformed(exc) from exc
         self._length = len(self._edited)

@@ -22,16 +22,16 @@ from agentsvc.http.gateway.target import (
     ProxyTarget,
     RequestKeys,
     check,
-    find_place,
     make_target,
-    shown_keys,
+    parse_port_request,
+    request_keys_of,
     shown_login,
 )
 from agentsvc.http.gateway.websocket_proxy import Client, join
 from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, first_message_key
 from agentsvc.http.port_origins import EDITOR_PORT
-from agentsvc.http.routes import send_elsewhere
+from agentsvc.http.routes import mark_for_sandbox
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import MOUNT, work_origin_of
 from agentsvc.sandboxes import AGENT_PORT
@@ -61,7 +61,7 @@ class Gateway:
     ) -> web.StreamResponse:
         """Proxy a request to a port of a sandbox."""
         check(request, place)
-        shown = shown_keys(request, place)
+        shown = request_keys_of(request, place)
         if shown.is_empty and _may_show_key_later(request, place):
             return await self.serve_late(request, place, sandbox_id)
         if shown.is_empty and _is_health_check(request, place):
@@ -173,8 +173,8 @@ def divert(request: web.Request) -> Awaitable[web.StreamResponse | None] | None:
     """Proxy a request that its host, path or key directs to a sandbox; None for any other."""
     origin = work_origin_of(request)
     if origin is not None:
-        send_elsewhere(request)
-        sandbox_id, place = find_place(request, origin)
+        mark_for_sandbox(request)
+        sandbox_id, place = parse_port_request(request, origin)
         return request.app[GATEWAY].serve(request, place, sandbox_id)
     handler = request.match_info.handler
     if handler in (get_port, get_by_short_path):
@@ -191,7 +191,7 @@ def divert(request: web.Request) -> Awaitable[web.StreamResponse | None] | None:
 
 async def _serve_root(request: web.Request, place: PortRequest) -> web.StreamResponse | None:
     gateway = request.app[GATEWAY]
-    shown = shown_keys(request, place)
+    shown = request_keys_of(request, place)
     if shown.is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
     sandbox = await gateway.authorizer.find_by_key(shown)
@@ -245,7 +245,7 @@ def _may_show_key_later(request: web.Request, place: PortRequest) -> bool:
 async def _first_text(client: Client) -> bytes:
     try:
         return await frames.read_text(client.reader, limit=LARGEST_FIRST_BYTES)
-    except frames.InvalidFirstFrame as exc:
+    except frames.InvalidFrame as exc:
         raise NotAuthenticated("The first message has no key") from exc
     except asyncio.IncompleteReadError as exc:
         raise ConnectionResetError("the client has gone") from exc

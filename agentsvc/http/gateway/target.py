@@ -15,7 +15,7 @@ from agentsvc.http.gateway import headers
 from agentsvc.http.gateway import port_cookies as own_origin
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway.address import Address, address_of
-from agentsvc.http.gateway.headers import CookieScope
+from agentsvc.http.gateway.headers import ResponseScope
 from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
 from agentsvc.http.middleware.authentication import keys_of, password_of
 from agentsvc.http.middleware.login_cookie import login_token
@@ -61,7 +61,7 @@ class ProxyTarget(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Path with query."""
     headers: CIMultiDict[str]
-    confines: CookieScope
+    confines: ResponseScope
     confirm: Confirm | None = None
     """Verifies the peer of a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
@@ -93,7 +93,7 @@ class RequestKeys(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.keys or self.sandbox_keys or self.login or self.port_token)
 
 
-def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortRequest]:
+def parse_port_request(request: web.Request, origin: WorkOrigin) -> tuple[str, PortRequest]:
     """Parse a request to a port's own origin into sandbox id and port request; raises NotFound."""
     found = read_label(origin.label)
     target = request.get(SENT_TARGET, request.raw_path).partition("#")[0]
@@ -104,7 +104,7 @@ def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortReque
     return sandbox_id, PortRequest(port=port, path=path, query=query, own_origin=origin)
 
 
-def shown_keys(request: web.Request, place: PortRequest) -> RequestKeys:
+def request_keys_of(request: web.Request, place: PortRequest) -> RequestKeys:
     """Collect the keys of a request from all places where published clients put them."""
     elsewhere = [*rewrite.find_parameters(place.query, KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
@@ -180,7 +180,7 @@ def make_target(
             own_key=sandbox.session_key.reveal(),
             needs_key=is_agent or end.needs_key,
         ),
-        confines=CookieScope(
+        confines=ResponseScope(
             upstream=address.origin,
             base=address.base,
             mount=mount,

@@ -34,11 +34,11 @@ _MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _KEY_BYTES: Final = 16
 
 
-class InvalidFirstFrame(Exception):
+class InvalidFrame(Exception):
     """A frame is too large, wrongly masked, or not the expected text frame."""
 
 
-class FromServer(NamedTuple):
+class ServerMessage(NamedTuple):
     """A complete text message of a server (one or more frames), or any other single frame."""
 
     raw: bytes
@@ -71,10 +71,10 @@ def accept(request: web.Request) -> str:
 
 
 async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
-    """Read a client's text frame; raises InvalidFirstFrame, or IncompleteReadError at the end."""
+    """Read a client's text frame; raises InvalidFrame, or IncompleteReadError at the end."""
     first, _, data = await _frame(reader, limit, mask_bytes=_MASK_BYTES)
     if first != _TEXT:
-        raise InvalidFirstFrame
+        raise InvalidFrame
     mask, masked = data[:_MASK_BYTES], data[_MASK_BYTES:]
     return bytes(byte ^ mask[index % _MASK_BYTES] for index, byte in enumerate(masked))
 
@@ -87,8 +87,8 @@ class ServerMessages:
         self._raw = bytearray()
         self._data = bytearray()
 
-    async def read(self) -> FromServer:
-        """Return the next message or frame; raises InvalidFirstFrame if it is too large or masked.
+    async def read(self) -> ServerMessage:
+        """Return the next message or frame; raises InvalidFrame if it is too large or masked.
 
         A control frame between the frames of a text message is returned before the message. Raises
         IncompleteReadError at the end.
@@ -100,11 +100,11 @@ class ServerMessages:
             first, raw, data = await _frame(self._reader, _MESSAGE_BYTES - len(self._raw))
             code = first & _OPCODE
             if code != _TEXT_CODE and not (self._raw and code == _CONTINUATION):
-                return FromServer(raw, data, is_text=False)
+                return ServerMessage(raw, data, is_text=False)
             self._raw += raw
             self._data += data
             if first & _FINAL:
-                whole = FromServer(bytes(self._raw), bytes(self._data), is_text=True)
+                whole = ServerMessage(bytes(self._raw), bytes(self._data), is_text=True)
                 self._raw.clear()
                 self._data.clear()
                 return whole
@@ -126,14 +126,14 @@ async def _frame(
     raw = await reader.readexactly(2)
     first, length = raw
     if bool(length & _MASKED) != bool(mask_bytes):
-        raise InvalidFirstFrame
+        raise InvalidFrame
     length &= ~_MASKED
     if length >= _LENGTH_16:
         size = await reader.readexactly(2 if length == _LENGTH_16 else 8)
         raw += size
         length = int.from_bytes(size)
     if length > limit:
-        raise InvalidFirstFrame
+        raise InvalidFrame
     data = await reader.readexactly(mask_bytes + length)
     return first, raw + data, data
 

@@ -28,7 +28,7 @@ from agentsvc.http.gateway.request_lifetime import ClientGone, until_stop, with_
 from agentsvc.http.gateway.target import ProxyTarget, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import EventReader
-from agentsvc.http.wire import read_apart
+from agentsvc.http.wire import parse_in_thread
 
 _PART_BYTES: Final = 64 * 1024
 _REJECTION_BYTES: Final = 64 * 1024
@@ -237,11 +237,11 @@ async def _pump_out(reader: asyncio.StreamReader, client: Client) -> None:
 
 async def _pump_events(source: asyncio.StreamReader, client: Client, reader: EventReader) -> None:
     """Forward messages, converted for an older client; an invalid or incomplete one ends it."""
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.InvalidFirstFrame):
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.InvalidFrame):
         messages = frames.ServerMessages(source)
         while True:
             frame = await messages.read()
-            body = await read_apart(frame.data, reader.event) if frame.is_text else None
+            body = await parse_in_thread(frame.data, reader.event) if frame.is_text else None
             if not frame.is_text:
                 await client.send(frame.raw)
             elif body is not None:

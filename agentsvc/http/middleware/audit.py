@@ -24,7 +24,7 @@ class _CreatedObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str | int | None = None
 
 
-async def note_change(request: web.Request, response: web.StreamResponse | None) -> None:
+async def write_audit_entry(request: web.Request, response: web.StreamResponse | None) -> None:
     """Write the audit entry of a request before its response is sent; None: it was aborted."""
     route = route_of(request)
     if PRINCIPAL not in request or route is None:

@@ -15,7 +15,7 @@ from agentsvc.base import AgentsvcError, BadRequest
 from agentsvc.http.keys import IDEMPOTENCY, user_of
 from agentsvc.http.routes import Handler, Route, route_of, takes_repeats
 from agentsvc.http.wire import BODY, ON_STREAMED, read_text
-from agentsvc.storage import Transaction, watched_by
+from agentsvc.storage import Transaction, recording_effects
 
 HEADER: Final = istr("Idempotency-Key")
 REPLAYED: Final = "Idempotency-Replayed"
@@ -81,7 +81,7 @@ class _Execution:
     async def do(self, handler: Handler) -> web.StreamResponse:
         """Call the handler; if its effect was stored, respond with the stored response."""
         try:
-            with watched_by(self._note):
+            with recording_effects(self._note):
                 response = await handler(self._request)
         except AgentsvcError:
             if self._stored is None or self._route.is_stream:

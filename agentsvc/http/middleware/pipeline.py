@@ -17,10 +17,10 @@ from typing import Final, NoReturn
 from aiohttp import hdrs, web
 from multidict import istr
 
-from agentsvc.base import CURRENT_REQUEST, Throttle, errors, monotonic, new_id, now, write_fast
+from agentsvc.base import CURRENT_REQUEST, Throttle, errors, log_fast, monotonic, new_id, now
 from agentsvc.config import Config
 from agentsvc.http import keys
-from agentsvc.http.middleware.audit import SAFE_METHODS, note_change
+from agentsvc.http.middleware.audit import SAFE_METHODS, write_audit_entry
 from agentsvc.http.middleware.authentication import has_good_key, identify
 from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.idempotency import HEADER as IDEMPOTENCY_HEADER
@@ -32,13 +32,13 @@ from agentsvc.http.middleware.rate_limit import (
     RateLimits,
     SandboxAllowance,
     enforce,
-    is_many,
+    is_flood,
 )
 from agentsvc.http.request_problems import with_all_problems
 from agentsvc.http.routes import Handler, Scope, check_scope, end_head, is_page, route_of
-from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
+from agentsvc.http.server.connections import count_request, is_last, send_continue, show_key
 from agentsvc.http.server.delayed_refusal import (
-    IS_HELD,
+    IS_DELAYED,
     LINES_A_MINUTE,
     LOG_THROTTLE,
     REFUSAL_DELAY,
@@ -163,7 +163,7 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     finally:
         measures.running -= 1
         _record(request, status, monotonic() - began)
-    is_held = status >= HTTPStatus.BAD_REQUEST and request.get(IS_HELD, False)
+    is_held = status >= HTTPStatus.BAD_REQUEST and request.get(IS_DELAYED, False)
     if is_held and not response.prepared and not await app[REFUSAL_DELAY].hold():
         # Too many responses are delayed already: close the connection instead.
         response.force_close()
@@ -181,10 +181,10 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = _response_to(request, exc)
         except ConnectionError:
             if is_change:
-                await note_change(request, None)
+                await write_audit_entry(request, None)
             raise
     if is_change:
-        await note_change(request, response)
+        await write_audit_entry(request, response)
     if request.body_exists:
         _close_on_unread_body(request, response)
     return response
@@ -215,7 +215,7 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
         if request.method == hdrs.METH_OPTIONS and isinstance(failure, web.HTTPMethodNotAllowed):
             return _answer_options(failure)
         if failure is None:
-            ask_for_body(request)
+            send_continue(request)
         return await handler(request)
     if route.scope is not Scope.OPEN:
         await identify(request, route.scope)
@@ -229,7 +229,7 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
     if IDEMPOTENCY_HEADER in request.headers:
         handler = partial(answer_once, handler=handler)
     with nullcontext() if route.is_stream else request.app[_TIME_LIMIT]:
-        ask_for_body(request)
+        send_continue(request)
         try:
             return await handler(request)
         except errors.InvalidRequest as exc:
@@ -346,7 +346,7 @@ def _count_unauthenticated(request: web.Request) -> errors.TooManyRequests | Non
     if keys.PRINCIPAL in request:
         return None
     state = request.app[LIMITS].addresses.take(client_of(request))
-    request[IS_HELD] = state is not None and is_many(state)
+    request[IS_DELAYED] = state is not None and is_flood(state)
     try:
         enforce(request, state)
     except errors.TooManyRequests as exc:
@@ -359,7 +359,7 @@ def _error_response(request: web.Request, failure: Exception) -> web.Response:
     request[_ERROR_CODE] = error.code
     reason = _refusal_reason(request, error)
     if isinstance(error, errors.TooManyRequests) or reason is Refusal.SANDBOX_QUOTA:
-        request[IS_HELD] = True
+        request[IS_DELAYED] = True
     _log_failure(error, failure)
     if reason is not None:
         request.app[keys.MEASURES].refuse(reason)
@@ -378,8 +378,8 @@ def _error_response(request: web.Request, failure: Exception) -> web.Response:
 
 def _refusal_reason(request: web.Request, error: errors.AgentsvcError) -> Refusal | None:
     """Return the reason to count an error as a refusal, or None for other errors."""
-    if keys.REFUSED_FOR in request:
-        return request[keys.REFUSED_FOR]
+    if keys.REFUSAL_REASON in request:
+        return request[keys.REFUSAL_REASON]
     match error:
         case errors.UnknownHost():
             return Refusal.HOST
@@ -457,7 +457,7 @@ def _record(request: web.Request, status: int, seconds: float) -> None:
     is_refused = status >= HTTPStatus.BAD_REQUEST
     is_quiet = request.path in _HEALTH_PATHS or (
         is_refused
-        and request.get(IS_HELD, False)
+        and request.get(IS_DELAYED, False)
         and not app[LOG_THROTTLE].admits(client_of(request))
     )
     level = logging.DEBUG if is_quiet else logging.INFO
@@ -471,7 +471,7 @@ def _record(request: web.Request, status: int, seconds: float) -> None:
     }
     if is_refused and _ERROR_CODE in request:
         fields["code"] = request[_ERROR_CODE]
-    write_fast(log, level, "request", fields)
+    log_fast(log, level, "request", fields)
 
 
 def _allowed_origin(request: web.Request) -> str:

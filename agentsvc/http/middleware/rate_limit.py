@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agentsvc.base import Throttle, TooManyRequests
 from agentsvc.config import LimitsConfig
-from agentsvc.http.keys import REFUSED_FOR
+from agentsvc.http.keys import REFUSAL_REASON
 from agentsvc.http.server.metrics_registry import Refusal
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 
@@ -117,7 +117,7 @@ class SandboxAllowance:
             .reserve(self._sandbox_id, count, max_wait_seconds=self._max_wait_seconds)
         )
         if not is_taken:
-            self._request[REFUSED_FOR] = _REFUSALS[budget]
+            self._request[REFUSAL_REASON] = _REFUSALS[budget]
             message = f"Too many {budget} from this sandbox"
             raise TooManyRequests(message, retry_after_seconds=math.ceil(seconds))
         self._max_wait_seconds -= seconds
@@ -130,7 +130,7 @@ STATE: Final[web.RequestKey[State]] = web.RequestKey("limit_state", State)
 """The state of the caller's limit, if there is one."""
 
 
-def is_many(state: State) -> bool:
+def is_flood(state: State) -> bool:
     """Whether a caller has used more of the limit than accidental requests explain."""
     return state.left < state.most - _ACCIDENTAL_REQUESTS
 
@@ -141,6 +141,6 @@ def enforce(request: web.Request, state: State | None) -> None:
         return
     request[STATE] = state
     if state.retry_seconds:
-        request[REFUSED_FOR], message = _EXCEEDED[state.name]
+        request[REFUSAL_REASON], message = _EXCEEDED[state.name]
         extra = {"message": message}
         raise TooManyRequests(message, extra=extra, retry_after_seconds=state.retry_seconds)

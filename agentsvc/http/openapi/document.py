@@ -7,7 +7,7 @@ from typing import Any, Final
 from agentsvc import __version__
 from agentsvc.http.openapi.answers import ERROR_TYPES, HEADERS, shared_answers
 from agentsvc.http.openapi.operations import methods_of, operation, tag_of, types_of
-from agentsvc.http.openapi.schemas import Json, Schemas, as_answer, reachable, schemas_of
+from agentsvc.http.openapi.schemas import Json, Schemas, as_response_schema, reachable, schemas_of
 from agentsvc.http.openapi.sockets import socket_item, socket_types
 from agentsvc.http.path_parts import plain_path
 from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, SERVICE_HEADER, Route
@@ -135,7 +135,7 @@ def _components(
     read = reachable([schemas.of(kind) for kind in kinds], components)
     used = reachable([paths, answers], components)
     return {
-        name: schema if name in read else as_answer(schema)
+        name: schema if name in read else as_response_schema(schema)
         for name, schema in sorted(components.items())
         if name in used
     }

@@ -100,7 +100,7 @@ def reachable(start: Any, components: dict[str, Json]) -> set[str]:
     return names
 
 
-def as_answer(component: Json) -> Json:
+def as_response_schema(component: Json) -> Json:
     """Convert the schema of a struct used only in responses: fields with a default are required."""
     properties = component.get("properties", {})
     always = [name for name, field in properties.items() if "default" in field]

@@ -12,11 +12,11 @@ from aiohttp import hdrs, web
 
 from agentsvc.base import AgentsvcError, Throttle, TooManyRequests, spread
 from agentsvc.config import ServerConfig
-from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
+from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSAL_REASON
 from agentsvc.http.server.connection_limit import ConnectionLimit, CountedConnection
 from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LINES_A_MINUTE
 from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
-from agentsvc.http.wire import refusal_of
+from agentsvc.http.wire import raw_error_response
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,14 @@ def show_key(request: web.Request, *, sandbox_id: str = "", user_id: str = "") -
     if connection is None or connection.show_key(sandbox_id, user_id):
         return
     is_sandbox = bool(sandbox_id)
-    request[REFUSED_FOR] = Refusal.SANDBOX_CONNECTIONS if is_sandbox else Refusal.USER_CONNECTIONS
+    request[REFUSAL_REASON] = (
+        Refusal.SANDBOX_CONNECTIONS if is_sandbox else Refusal.USER_CONNECTIONS
+    )
     who = "sandbox" if is_sandbox else "user"
     raise TooManyRequests(f"This {who} has too many connections")
 
 
-def ask_for_body(request: web.Request) -> None:
+def send_continue(request: web.Request) -> None:
     """Send `100 Continue` if the client waits for it."""
     if request.get(AWAITS_CONTINUE, False) and request.transport is not None:
         request[AWAITS_CONTINUE] = False
@@ -206,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if not self._has_requested:
             error = TooManyRequests("Too many connections without a good key")
-            self._transport.write(refusal_of(error))
+            self._transport.write(raw_error_response(error))
             self._transport.close()
         else:
             self._transport.abort()
@@ -216,7 +218,7 @@ class ClientConnection(asyncio.Protocol):
         shared = self._shared
         shared.note_refusal(reason, self._address)
         if not transport.can_write_eof() or len(shared.refused) >= shared.limits.max_connections:
-            transport.write(refusal_of(error))
+            transport.write(raw_error_response(error))
             transport.close()
             return
         shared.refused.add(transport)
@@ -226,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _send_refusal(self, transport: asyncio.Transport, error: AgentsvcError) -> None:
         transport.resume_reading()
-        transport.write(refusal_of(error))
+        transport.write(raw_error_response(error))
         transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, transport.close)
 

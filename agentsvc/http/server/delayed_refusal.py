@@ -36,5 +36,5 @@ class RefusalDelay:
 REFUSAL_DELAY: Final[web.AppKey[RefusalDelay]] = web.AppKey("refusal_delay", RefusalDelay)
 LOG_THROTTLE: Final[web.AppKey[Throttle]] = web.AppKey("log_throttle", Throttle)
 """Limits the log lines about one caller, so that a flood does not fill the log."""
-IS_HELD: Final[web.RequestKey[bool]] = web.RequestKey("is_held", bool)
+IS_DELAYED: Final[web.RequestKey[bool]] = web.RequestKey("is_held", bool)
 """Whether to delay the error response to a request."""

@@ -81,7 +81,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     twin: str | None = None
 
 
-class ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that are read from an imported V0 event; its id is a number."""
 
     id: int

@@ -303,7 +303,7 @@ def from_view(
     )
 
 
-def from_known(view: ConversationView, *, is_ignored: bool = False) -> StartAnswer:
+def answer_existing(view: ConversationView, *, is_ignored: bool = False) -> StartAnswer:
     """Return the response to a start request for an existing conversation; nothing is started.
 
     `is_ignored` is whether the request had a first message that was not accepted. Clients know only
@@ -512,7 +512,7 @@ async def _answer_existing(
     )
     taken = [first_message(task.request) for task in tasks]
     message = first_message(order)
-    return from_known(view, is_ignored=message is not None and message not in taken)
+    return answer_existing(view, is_ignored=message is not None and message not in taken)
 
 
 _UNKNOWN = {

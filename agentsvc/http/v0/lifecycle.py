@@ -18,9 +18,9 @@ from agentsvc.http.routes import OF_SANDBOXES, Routes
 from agentsvc.http.v0.conversations import (
     ConversationStatus,
     StartAnswer,
+    answer_existing,
     conversation_id_of,
     find_view,
-    from_known,
     get_view,
     shown_id,
     status_of,
@@ -70,7 +70,7 @@ async def post_start(request: web.Request) -> StartAnswer:
         extra = {"status": "error", "conversation_id": name}
         raise NotFound(f"Conversation {name} not found", extra=extra)
     await _resume(request, view)
-    return from_known(await get_view(request))
+    return answer_existing(await get_view(request))
 
 
 @ROUTES.add("POST", "/{conversation_id}/stop", errors=(BadRequest, *OF_SANDBOXES))

@@ -12,7 +12,7 @@ from engineio.packet import packet_names
 from engineio.payload import Payload
 from socketio import packet
 
-from agentsvc.base import BadRequest, has_many_values
+from agentsvc.base import BadRequest, exceeds_value_limit
 
 EVENT: Final = "oh_event"
 """The name of all Socket.IO events that the server sends."""
@@ -35,7 +35,7 @@ class _Json:
 
     @staticmethod
     def loads(text: str) -> Any:
-        if has_many_values(text.encode()):
+        if exceeds_value_limit(text.encode()):
             raise ValueError("the packet has too many values")
         try:
             return _items.decode(text) if text.startswith("[") else msgspec.json.decode(text)

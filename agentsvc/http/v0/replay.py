@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import BadRequest, has_many_values
+from agentsvc.base import BadRequest, exceeds_value_limit
 from agentsvc.domain import RecordedStep, ToolUse, message_of
 from agentsvc.http.v0.replay_actions import (
     NO_EFFECT,
     Fields,
     NotReplayableError,
-    uses_of_action,
-    uses_of_tool,
+    tool_calls_of_v0_action,
+    tool_calls_of_v1_action,
 )
 from agentsvc.http.wire import check_extremes
 
@@ -39,7 +39,7 @@ _NOT_DONE: Final = frozenset({"rejected", "awaiting_confirmation"})
 def read_recording(text: str) -> tuple[RecordedStep, ...]:
     """Parse the steps of a recording; raises BadRequest with the reason if it is invalid."""
     body = text.encode()
-    if has_many_values(body):
+    if exceeds_value_limit(body):
         raise _refusal(TOO_MANY_VALUES)
     try:
         value = msgspec.json.decode(body)
@@ -117,7 +117,7 @@ def _add_v0(steps: _Steps, event: Fields) -> None:
     if name == "message":
         steps.say(event.get("source"), _text(args.get("content")), _texts(args.get("image_urls")))
     elif _text(args.get("confirmation_state")) not in _NOT_DONE:
-        uses = uses_of_action(name, args)
+        uses = tool_calls_of_v0_action(name, args)
         steps.say_of_agent(_text(args.get("thought")))
         steps.use(uses)
 
@@ -141,7 +141,7 @@ def _add_action(steps: _Steps, event: Fields) -> None:
     if not isinstance(action, dict):
         raise NotReplayableError("has no `action`")
     written = _text(call.get("arguments")) if isinstance(call, dict) else ""
-    uses = uses_of_tool(_text(event.get("tool_name")), written, action)
+    uses = tool_calls_of_v1_action(_text(event.get("tool_name")), written, action)
     for part in _parts(event.get("thought")):
         steps.say_of_agent(_text(part.get("text")))
     steps.use(uses)

@@ -47,7 +47,7 @@ class NotReplayableError(Exception):
     """An action cannot be replayed; the message is the end of a sentence, "event 3 …"."""
 
 
-def uses_of_action(name: str, args: Fields) -> tuple[ToolUse, ...]:
+def tool_calls_of_v0_action(name: str, args: Fields) -> tuple[ToolUse, ...]:
     """Convert a V0 action to tool calls; raises NotReplayableError."""
     build = _BUILDERS.get(name)
     if build is None:
@@ -55,7 +55,7 @@ def uses_of_action(name: str, args: Fields) -> tuple[ToolUse, ...]:
     return build(args)
 
 
-def uses_of_tool(tool: str, written: str, action: Fields) -> tuple[ToolUse, ...]:
+def tool_calls_of_v1_action(tool: str, written: str, action: Fields) -> tuple[ToolUse, ...]:
     """Convert a V1 action to tool calls; raises NotReplayableError.
 
     Uses the arguments that the model wrote, or the parsed action if they are missing.

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from agentsvc.base import NotFound
 from agentsvc.http.keys import IS_FORWARDED
-from agentsvc.http.routes import IS_ELSEWHERE
+from agentsvc.http.routes import IS_FOR_SANDBOX
 from agentsvc.http.urls import origin_of
 
 DEPRECATED_AT: Final = datetime(2025, 11, 1, tzinfo=UTC)
@@ -46,7 +46,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if successor is None:
         return
     # Agent servers have other operations at the same paths; these are not deprecated.
-    if not request.get(IS_FORWARDED, False) and not request.get(IS_ELSEWHERE, False):
+    if not request.get(IS_FORWARDED, False) and not request.get(IS_FOR_SANDBOX, False):
         response.headers["Deprecation"] = _DEPRECATION
         place = f"{origin_of(request).prefix}{successor}"
         response.headers.add(hdrs.LINK, f'<{place}>; rel="successor-version"')

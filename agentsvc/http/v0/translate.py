@@ -25,7 +25,7 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.agentserver import tokens_of
 from agentsvc.base import copy_to, decode_or_none
-from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
+from agentsvc.conversations import IMPORTED_KEY, STATE_REQUEST_KEY, TOOL_SERVER_FAILED
 from agentsvc.http.v0 import agent_events as agent
 from agentsvc.http.v0.actions import UNKNOWN_RISK, Fields, ShownAction, show_action, show_tool_call
 from agentsvc.http.v0.event_types import AgentState, Confirmation, HistoryEvent
@@ -111,7 +111,7 @@ class Translator:
     def _import(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
         """Publish an imported V0 event unchanged."""
         imported = decode_or_none(event.value, agent.Imported)
-        head = decode_or_none(imported.event, agent.ImportedHead) if imported is not None else None
+        head = decode_or_none(imported.event, agent.ImportedEvent) if imported is not None else None
         if imported is None or head is None or head.id != self._next_number:
             return
         number = self._take_number()
@@ -171,7 +171,7 @@ class Translator:
             self._metrics = self._metrics if stats is None else _sum_up(stats)
         elif event.key == "execution_status":
             yield from self._change(event, decode_or_none(event.value, str) or "")
-        elif event.key == WISH_KEY:
+        elif event.key == STATE_REQUEST_KEY:
             yield from self._note_request(event, decode_or_none(event.value, str) or "")
         else:
             self._policy = agent.find_policy(event) or self._policy

@@ -12,7 +12,7 @@ from agentsvc.http.v0.event_types import AgentState
 
 type UserAction = Message | AgentState
 
-WISHES: Final = {
+REQUESTED_STATES: Final = {
     AgentState.RUNNING: PendingKind.RUN,
     AgentState.PAUSED: PendingKind.PAUSE,
     AgentState.STOPPED: PendingKind.INTERRUPT,
@@ -70,7 +70,7 @@ class MessageAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action
 class ShownWish(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a `change_agent_state` action."""
 
-    agent_state: Annotated[str, stated(enum=sorted(WISHES))]
+    agent_state: Annotated[str, stated(enum=sorted(REQUESTED_STATES))]
     """Requested state of the agent"""
 
 
@@ -96,9 +96,9 @@ def to_user_action(body: ActionBody) -> UserAction:
             return _to_message(_convert(body, MessageArgs))
         case "change_agent_state":
             state = _convert(body, StateArgs).agent_state
-            if state in WISHES:
+            if state in REQUESTED_STATES:
                 return state
-            raise BadRequest("The agent_state should be one of: " + ", ".join(WISHES))
+            raise BadRequest("The agent_state should be one of: " + ", ".join(REQUESTED_STATES))
         case _:
             raise BadRequest('The action should be "message" or "change_agent_state", with args')
 
@@ -113,7 +113,7 @@ async def perform(
     if isinstance(action, Message):
         await pending.send(user_id, conversation_id, action, run=True)
     else:
-        await pending.tell(user_id, conversation_id, WISHES[action], wish=action)
+        await pending.tell(user_id, conversation_id, REQUESTED_STATES[action], wish=action)
 
 
 def _to_message(args: MessageArgs) -> Message:

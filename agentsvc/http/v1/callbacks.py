@@ -28,8 +28,8 @@ from agentsvc.http.wire import (
     SUCCESS,
     Success,
     decode,
+    parse_in_thread,
     path_id,
-    read_apart,
     read_json,
     text_response,
 )
@@ -81,7 +81,7 @@ async def post_conversation(request: web.Request) -> Success:
     raw = await read_json(request, msgspec.Raw, wide_integers=True)
     if len(bytes(raw)) > MAX_CONVERSATION_BYTES:
         raise BodyTooLarge(f"A conversation should have at most {MAX_CONVERSATION_BYTES} bytes")
-    info = await read_apart(bytes(raw), partial(decode, kind=_INFO))
+    info = await parse_in_thread(bytes(raw), partial(decode, kind=_INFO))
     await request.app[CALLBACKS].receive_conversation(sandbox, info)
     return SUCCESS
 

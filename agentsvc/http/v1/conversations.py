@@ -43,7 +43,7 @@ from agentsvc.http.v1.start_tasks import (
     from_start_task,
     to_order,
 )
-from agentsvc.http.v1.types_messages import SAYS_SOMETHING, RawPart, to_said
+from agentsvc.http.v1.types_messages import NOT_EMPTY, RawPart, to_nonempty_message
 from agentsvc.http.wire import (
     PAGE_MAX,
     SUCCESS,
@@ -204,7 +204,7 @@ class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["user"] = "user"
     """Role of the author; always the user"""
-    content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000), SAYS_SOMETHING]
+    content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000), NOT_EMPTY]
     """The parts of the message, 1 to 1000; at least one is an image or a non-empty text"""
     run: bool = True
     """Whether the message starts the agent; false: the agent reads it when it next runs"""
@@ -456,7 +456,7 @@ async def post_send_message(
     sandbox that an idle rule paused is resumed, and the message is delivered then. To queue a
     message in any state, use `pending-messages`.
     """
-    message = to_said(body.role, body.content, loc=("body",))
+    message = to_nonempty_message(body.role, body.content, loc=("body",))
     status = await request.app[PENDING].send(
         user_of(request), conversation_id, message, run=body.run
     )

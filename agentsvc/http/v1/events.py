@@ -21,10 +21,10 @@ from agentsvc.http.wire import (
     Page,
     Time,
     find_time,
+    parse_in_thread,
     raw_array,
     raw_json_response,
     raw_page,
-    read_apart,
 )
 
 WEBHOOK_EVENTS_MAX: Final = 10_000
@@ -190,7 +190,7 @@ async def get_events(request: web.Request, conversation_id: str, query: Ids) -> 
     reader = reader_of(request.get(SDK_VERSION))
     bodies = [event.body if event else None for event in events]
     if reader is not None:
-        bodies = [body and await read_apart(body, reader.event) for body in bodies]
+        bodies = [body and await parse_in_thread(body, reader.event) for body in bodies]
     return raw_json_response(raw_array(bodies))
 
 

@@ -22,19 +22,19 @@ from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, user_of
 from agentsvc.http.routes import Routes, effect_of, shown_as
 from agentsvc.http.v1.types_messages import (
-    SAYS_SOMETHING,
+    NOT_EMPTY,
     ImageContent,
     MessagePart,
     TextContent,
     from_message,
-    to_said,
+    to_nonempty_message,
 )
 from agentsvc.http.wire import SUCCESS, Success, read_json
 
 _PARTS_MAX: Final = 1000
 
 type PendingParts = Annotated[
-    list[MessagePart], msgspec.Meta(min_length=1, max_length=_PARTS_MAX), SAYS_SOMETHING
+    list[MessagePart], msgspec.Meta(min_length=1, max_length=_PARTS_MAX), NOT_EMPTY
 ]
 
 
@@ -94,7 +94,7 @@ def to_pending(body: PendingBody) -> Message:
     if len(parts) > _PARTS_MAX:
         raise BadRequest(f"Invalid content format: more than {_PARTS_MAX} parts")
     try:
-        return to_said(body.role, parts, loc=())
+        return to_nonempty_message(body.role, parts, loc=())
     except InvalidRequest as exc:
         raise BadRequest(f"Invalid content format: {in_text(exc)}") from exc
 

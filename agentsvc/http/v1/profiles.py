@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import Conflict, NotFound, checked_by, copy_to, stated
+from agentsvc.base import Conflict, NotFound, copy_to, stated, with_check
 from agentsvc.domain import Llm
 from agentsvc.http.keys import SETTINGS, user_of
 from agentsvc.http.routes import Effect, Routes, shown_as
@@ -76,7 +76,7 @@ class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
     A model with an unknown field is refused.
     """
 
-    llm: Annotated[dict[str, Any], shown_as(StrictLlmBody), checked_by(read_llm)] | None = None
+    llm: Annotated[dict[str, Any], shown_as(StrictLlmBody), with_check(read_llm)] | None = None
     """The model to save; null or left out: the model of the settings"""
     include_secrets: bool = True
     """Whether to save keys and secret headers with the model"""

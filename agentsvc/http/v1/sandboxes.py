@@ -261,11 +261,11 @@ def from_sandbox(
         status_cause=sandbox.cause,
         enforced_limits=list(sandbox.enforced),
         working_dir=sandbox.working_dir or None,
-        usage=from_measured(measured) if measured else None,
+        usage=from_usage_sample(measured) if measured else None,
     )
 
 
-def from_measured(measured: UsageSample) -> UsageView:
+def from_usage_sample(measured: UsageSample) -> UsageView:
     """Convert a measurement to its wire struct."""
     return copy_to(UsageView, measured.usage, measured_at=to_stored(measured.at))
 
@@ -378,7 +378,7 @@ async def get_usage(request: web.Request, sandbox_id: str) -> list[UsageView]:
     """
     sandboxes = request.app[SANDBOXES]
     sandbox = await sandboxes.get(user_of(request), sandbox_id)
-    return [from_measured(one) for one in sandboxes.meter.recent(sandbox)]
+    return [from_usage_sample(one) for one in sandboxes.meter.recent(sandbox)]
 
 
 @ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/pause", errors=OF_SANDBOXES)

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base import BadRequest, Conflict, NotFound, Problems, Secret, checked_by
+from agentsvc.base import BadRequest, Conflict, NotFound, Problems, Secret, with_check
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes, shown_as
@@ -69,7 +69,7 @@ class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
     provider_tokens: ProviderTokens = {}
     """Tokens by provider. They replace all stored tokens: the token of a provider that is missing
     here is deleted, an empty token keeps the stored one"""
-    mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
+    mcp_config: Annotated[Any, shown_as(NamedServers), with_check(read_mcp_map)] = UNSET
     """Tool servers to store with the tokens, by name; null or left out: unchanged"""
 
 

@@ -16,9 +16,9 @@ from agentsvc.base import (
     Problem,
     Problems,
     ShownSecret,
-    checked_by,
     dashed,
     stated,
+    with_check,
 )
 from agentsvc.domain import NamedServers, read_mcp_map, show_mcp_config
 from agentsvc.http.keys import CONFIG, MODEL_HOSTS, SECRETS, SETTINGS, user_of
@@ -83,7 +83,7 @@ class SettingsBody(SentSettings, frozen=True, kw_only=True):
     """Refused (422): use `conversation_settings_diff`"""
     secrets_store: SecretsStoreBody | None = None
     """Secrets and provider tokens to store. Others stay unchanged; null or left out: unchanged"""
-    mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
+    mcp_config: Annotated[Any, shown_as(NamedServers), with_check(read_mcp_map)] = UNSET
     """Tool servers by name. They replace all stored ones; a masked value (stars) keeps the stored
     secret. Null: no tool servers, left out: unchanged"""
     user_version: UserVersion | UnsetType | None = UNSET

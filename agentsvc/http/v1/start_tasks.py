@@ -14,10 +14,10 @@ from agentsvc.base import (
     Problems,
     Secret,
     SentSecret,
-    checked_by,
     copy_to,
     matching,
     view_of,
+    with_check,
 )
 from agentsvc.conversations import StartTask
 from agentsvc.domain import (
@@ -74,7 +74,7 @@ def _refuse_profile(
 
 
 type NoProfile = Annotated[
-    str, msgspec.Meta(extra_json_schema={"enum": [""]}), checked_by(_refuse_profile)
+    str, msgspec.Meta(extra_json_schema={"enum": [""]}), with_check(_refuse_profile)
 ]
 type SecretValue = Annotated[SentSecret, msgspec.Meta(max_length=65536)]
 

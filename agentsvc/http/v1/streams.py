@@ -28,7 +28,7 @@ from agentsvc.http.v1.conversations import AppConversation, from_view
 from agentsvc.http.v1.events import StoredEvent as ShownEvent
 from agentsvc.http.v1.sandboxes import SandboxInfo, from_sandbox
 from agentsvc.http.v1.start_tasks import StartTaskView, from_start_task
-from agentsvc.http.wire import encode, read_apart
+from agentsvc.http.wire import encode, parse_in_thread
 from agentsvc.sandboxes import Sandbox
 
 
@@ -280,7 +280,7 @@ async def _events(stream: ConversationStream, reader: EventReader | None) -> Ite
             match item:
                 case StoredEvent():
                     body = item.body
-                    shown = body if reader is None else await read_apart(body, reader.event)
+                    shown = body if reader is None else await parse_in_thread(body, reader.event)
                     if shown is not None:
                         yield StreamItem(type="event", data=shown, id=item.seq)
                 case Delta():

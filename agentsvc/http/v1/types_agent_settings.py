@@ -22,7 +22,7 @@ from agentsvc.base import (
     SentSecret,
     convert,
     copy_to,
-    has_many_values,
+    exceeds_value_limit,
     in_text,
 )
 from agentsvc.conversations import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
@@ -236,7 +236,7 @@ def read_llm(raw: Any, *, loc: Sequence[str | int] = ("body", "llm")) -> LlmBody
 
 def refuse_many(raw: Any, *, loc: Sequence[str | int]) -> None:
     """Raise InvalidRequest for decoded JSON with more than MAX_VALUES values."""
-    if has_many_values(encode(raw), MAX_VALUES):
+    if exceeds_value_limit(encode(raw), MAX_VALUES):
         raise InvalidRequest(f"More than {MAX_VALUES} values", loc=loc, kind="too_many_values")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base import InvalidRequest, Problems, checked_by, stated
+from agentsvc.base import InvalidRequest, Problems, stated, with_check
 from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import ImageUrl, decode, encode
@@ -61,9 +61,9 @@ class ImageUrlContent(_Part, frozen=True, kw_only=True, tag="image_url"):
 
 
 type MessagePart = TextContent | ImageContent | ImageUrlContent
-type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart), checked_by(_check_part)]
+type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart), with_check(_check_part)]
 """One part of a message, decoded separately so that an error can name the part."""
-SAYS_SOMETHING: Final = stated(
+NOT_EMPTY: Final = stated(
     contains={
         "anyOf": [
             {"properties": {"type": {"const": "text"}, "text": {"pattern": r"\S"}}},
@@ -88,7 +88,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Role = Role.USER
     """Role of the author; the agent accepts only a first message of the user"""
-    content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX), SAYS_SOMETHING]
+    content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX), NOT_EMPTY]
     """The parts of the message, at most 1000; at least one is an image or a non-empty text"""
     run: bool = False
     """Accepted without effect: the first message always starts the agent"""
@@ -122,7 +122,7 @@ def to_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Messa
     return Message(role=role, content=tuple(parts))
 
 
-def to_said(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
+def to_nonempty_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
     """Convert a message to the domain; raises InvalidRequest also for an empty message."""
     message = to_message(role, content, loc=loc)
     if message.is_empty:

@@ -151,7 +151,7 @@ def admit(
     return admitted
 
 
-def idlest(
+def sandboxes_to_pause(
     limits: ServerLimits,
     held: Collection[AdmittedSandbox],
     idle: Collection[AdmittedSandbox],

@@ -156,7 +156,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
             for one in held
             if one.id in used and used[one.id] <= latest
         ]
-        return capacity.idlest(self.limits, held, idle, wanted)
+        return capacity.sandboxes_to_pause(self.limits, held, idle, wanted)
 
     async def find_awaiting_idle(self) -> list[AdmittedSandbox]:
         """Return the sandboxes that wait for an idle one to be paused, in order of admission."""

@@ -87,12 +87,12 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         """Claim a spare that matches the sandbox, in the caller's transaction; None if none does."""
         if not self._is_configured():
             return None
-        spec, backend, wanted = sandbox.spec, sandbox.backend, core_of(sandbox.spec)
+        spec, backend, wanted = sandbox.spec, sandbox.backend, reusable_part(sandbox.spec)
         for spare in await self.stores.warm_pool.unclaimed(tx):
             if (
                 spare.state is WarmSandboxState.READY
                 and spare.backend == backend
-                and core_of(spare.spec) == wanted
+                and reusable_part(spare.spec) == wanted
                 and spare.made_of == self._fingerprint(spare.spec)
                 and not self.calls.registry.get(backend).why_no_pool(spec)
             ):
@@ -110,7 +110,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
         if await self.stores.warm_pool.retire_all(tx):
             tx.after_commit(self.refill_soon)
 
-    async def awaken(self, sandbox: Sandbox, report: Report) -> Report:
+    async def initialize_spare(self, sandbox: Sandbox, report: Report) -> Report:
         """Initialize the agent server of a claimed spare that runs; does nothing to others.
 
         Returns the report, with phase STARTING or FAILED until the agent server is initialized.
@@ -210,7 +210,7 @@ class WarmPool(msgspec.Struct, kw_only=True, eq=False):
 
     def _fingerprint(self, spec: Spec) -> str:
         url = self.calls.registry.get(spec.backend).inside_url(self.callbacks.internal_url)
-        whole = msgspec.json.encode([core_of(spec), url, *_versions()])
+        whole = msgspec.json.encode([reusable_part(spec), url, *_versions()])
         return sha256(whole.decode())
 
     async def _fill(self, spec: Spec) -> None:
@@ -346,7 +346,7 @@ def _agent_of(report: Report) -> Endpoint | None:
     return next((end for end in report.endpoints if end.name == AGENT_PORT), None)
 
 
-def core_of(spec: Spec) -> Spec:
+def reusable_part(spec: Spec) -> Spec:
     """Return a spec without the fields that do not matter for reusing a sandbox."""
     return msgspec.structs.replace(
         spec,

@@ -140,11 +140,11 @@ async def test_empty_parts_of_a_text_hold_up_nobody_and_are_bounded(
         while not reading.done():
             await asyncio.sleep(0)
             turns += 1
-    assert reading.result() == frames.FromServer(data, b"x", is_text=True)
+    assert reading.result() == frames.ServerMessage(data, b"x", is_text=True)
     assert turns > 8000
     monkeypatch.setattr(frames, "_MESSAGE_BYTES", 10_000)
     source.feed_data(data)
-    with pytest.raises(frames.InvalidFirstFrame):
+    with pytest.raises(frames.InvalidFrame):
         await frames.ServerMessages(source).read()
 
 

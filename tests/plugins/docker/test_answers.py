@@ -327,7 +327,7 @@ async def test_an_exit_code_of_255_is_the_commands_own_where_the_engine_saw_its_
     box = {"Id": "c1", "Config": {"Labels": {}}, "State": {"Status": "exited", **state}}
     for events, cause in (([{"id": "c1"}], Cause.EXITED), ([], Cause.HOST_RESTARTED)):
         told: Any = Events(*events)
-        was_told = await watch.has_seen_the_end(told, box, 30)
+        was_told = await watch.has_observed_end(told, box, 30)
         report = inspection.to_report(
             inspection.ContainerStates(container=box, front=box, was_told=was_told)
         )

@@ -8,7 +8,7 @@ _MAX: Final = 4096
 """The maximum size of the cache, in KiB or rows."""
 
 
-class KeptReads:
+class QueryCache:
     """Cached results by key, all of one version of the database."""
 
     def __init__(self, find_version: Callable[[], int]) -> None:
