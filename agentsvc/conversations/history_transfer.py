@@ -29,7 +29,7 @@ from agentsvc.conversations.history import (
 )
 
 _PAGE: Final = 25
-_REMEDY: Final = "Start the conversation anew; if that fails again, begin without the history"
+_REMEDY: Final = "Start the conversation again; if that fails, too, begin without the history"
 _SHOWN: Final = 1000
 _UNPACK: Final = (
     'd="${{OH_CONVERSATIONS_PATH:-workspace/conversations}}"/{conversation}/events;'

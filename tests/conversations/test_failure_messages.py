@@ -21,7 +21,7 @@ from tests.sandboxes.test_state import sandbox
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (errors.AgentUnavailable("no answer"), "Start the conversation anew"),
+        (errors.AgentUnavailable("no answer"), "Start the conversation again"),
         (errors.AgentRefused("no answer"), "Change what it names"),
         (errors.BackendBroken("no answer"), "The server's log has the details"),
         (errors.BackendUnavailable("no answer"), "once the backend is back"),
@@ -132,7 +132,7 @@ def test_the_first_line_names_what_to_do_whatever_a_sandbox_says(
 ) -> None:
     seen = msgspec.structs.replace(sandbox(target, phase), reason=reason)
     first, below = parts(explain_sandbox(seen, TAIL, 5))
-    remedies = ("Start the conversation anew", "Give its spec", "Resume it")
+    remedies = ("Start the conversation again", "Give its spec", "Resume it")
     assert any(remedy in first for remedy in remedies)
     assert "log line" not in first
     assert below.endswith(TAIL)
@@ -150,7 +150,7 @@ def test_the_first_line_about_an_unknown_sandbox_names_what_to_do() -> None:
         ("fatal: could not read Username", 128, "Store a token"),
         ("remote: repository not found", 128, "Check its name"),
         ("fatal: Could not resolve host", 128, "Check name and network"),
-        ("fatal: early EOF", 128, "Start the conversation anew"),
+        ("fatal: early EOF", 128, "Start the conversation again"),
     ],
 )
 def test_the_first_line_about_a_clone_names_what_to_do(said: str, code: int, remedy: str) -> None:

@@ -129,13 +129,13 @@ async def test_an_agent_server_that_stays_unable_ends_the_start_at_its_deadline(
     fake_agent.refusals = [(503, "too busy")] * 100
     detail = await failure(client)
     assert "too busy" in detail
-    assert "Start the conversation anew" in detail
+    assert "Start the conversation again" in detail
 
 
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (OrderRejected("no such image"), "Start the conversation anew"),
+        (OrderRejected("no such image"), "Start the conversation again"),
         (CapacityExceeded("all places are taken"), "all places are taken"),
     ],
 )
@@ -201,7 +201,7 @@ async def test_a_sandbox_that_does_not_start_in_time_is_told(
     detail = await failure(client)
     assert "The sandbox did not start within 0.3 s" in detail
     assert "`conversations.start_seconds`" in detail
-    assert "Start the conversation anew" in detail
+    assert "Start the conversation again" in detail
 
 
 async def test_a_spec_without_an_agents_port_is_told(client: Client, service: Service) -> None:
@@ -243,7 +243,7 @@ async def test_a_lost_sandbox_of_the_parent_is_told(
     fake_world.vanish(sandbox_id)
     await client.wait_for_sandbox(sandbox_id, "MISSING")
     detail = await failure(client, parent_conversation_id=parent)
-    assert "The sandbox does not exist any more. Start the conversation anew" in detail
+    assert "The sandbox does not exist any more. Start the conversation again" in detail
 
 
 async def test_a_sandbox_that_cannot_be_started_again_is_told(

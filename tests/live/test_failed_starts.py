@@ -38,7 +38,7 @@ NEVER = [*SHELL, "echo I wait; sleep 100"]
             [
                 "The sandbox failed: the command exited with code 7",
                 "I will not",
-                "Start the conversation anew",
+                "Start the conversation again",
             ],
         ),
         (["/no/such/program"], ["cannot run /no/such/program: No such file or directory"]),

@@ -165,7 +165,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             raise StartRefused(
                 reason_of(
                     "The archive could not be unpacked in the sandbox",
-                    "Start anew, with more disk for the sandbox if it lacks that",
+                    "Start again, with more disk for the sandbox if it lacks that",
                     f"{result.stdout}\n{result.stderr}".strip()[-_MAX_SHOWN:],
                 )
             )

@@ -19,18 +19,18 @@ from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 _MISSING_AGENT: Final = ("no module named 'openhands", 'no module named "openhands')
 _LONGEST_NAME: Final = 100
-ANEW: Final = "Start the conversation anew"
+START_AGAIN: Final = "Start the conversation again"
 _OTHER_SANDBOX: Final = "Leave `sandbox_id` out to get a new sandbox, or name another one"
 
 _REMEDIES: Final[tuple[tuple[type[AgentsvcError], str], ...]] = (
-    (AgentRefused, "Change what it names, in the settings or in the request, and start anew"),
-    (AgentUnavailable, f"{ANEW}; if that does not help, look at the sandbox's log"),
+    (AgentRefused, "Change what it names, in the settings or in the request, and start again"),
+    (AgentUnavailable, f"{START_AGAIN}; if that does not help, look at the sandbox's log"),
     (BackendBroken, "The server's log has the details; report it to the author of the backend"),
     (
         BackendUnavailable,
-        f"{ANEW} once the backend is back; `GET /ready` reports the state of the default one",
+        f"{START_AGAIN} once the backend is back; `GET /ready` reports the state of the default one",
     ),
-    (CapacityExceeded, "Free some room by deleting or pausing sandboxes, and start anew"),
+    (CapacityExceeded, "Free some room by deleting or pausing sandboxes, and start again"),
     (OrderRejected, "Choose another sandbox spec, or have its configuration changed"),
     (SandboxNotUsable, _OTHER_SANDBOX),
     (Unsupported, _OTHER_SANDBOX),
@@ -50,15 +50,15 @@ def explain_error(error: AgentsvcError, tail: str) -> str:
 def explain_sandbox(sandbox: Sandbox | None, tail: str, time_limit: float) -> str:
     """Return why a start cannot continue with a sandbox in its present state, and what to do."""
     if sandbox is None:
-        return f"The sandbox was deleted while it was being waited for. {ANEW}"
+        return f"The sandbox was deleted while it was being waited for. {START_AGAIN}"
     return with_log_tail(_explain_status(sandbox, tail, time_limit), tail)
 
 
 def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
-    was_paused = f"The sandbox was paused while it was being waited for. Resume it. {ANEW}"
+    was_paused = f"The sandbox was paused while it was being waited for. Resume it. {START_AGAIN}"
     match sandbox.status:
         case SandboxStatus.MISSING:
-            return f"The sandbox does not exist any more. {ANEW}"
+            return f"The sandbox does not exist any more. {START_AGAIN}"
         case SandboxStatus.PAUSED:
             return was_paused
         case SandboxStatus.RUNNING if sandbox.target.is_rest:
@@ -67,7 +67,7 @@ def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
             return reason_of(
                 f"The sandbox did not start within {time_limit:g} s",
                 "Raise `conversations.start_seconds` in the server's config if it needs longer."
-                f" {ANEW}",
+                f" {START_AGAIN}",
                 sandbox.reason,
             )
         case SandboxStatus.RUNNING:
@@ -96,8 +96,8 @@ def with_log_tail(text: str, tail: str) -> str:
 
 def _failure_remedy(text: str) -> str:
     if not any(sign in text for sign in _MISSING_AGENT):
-        return f"{ANEW}; resuming the sandbox only retries the same"
+        return f"{START_AGAIN}; resuming the sandbox only retries the same"
     return (
         "The agent server is not installed: install the `agent` extra,"
-        " `pip install 'agentsvc[agent]'`, and start the conversation anew"
+        " `pip install 'agentsvc[agent]'`, and start the conversation again"
     )

@@ -34,7 +34,7 @@ _REMEDIES: Final = {
     "config": "Check `llm_model` and `llm_base_url` in the settings",
 }
 
-_OTHER_REMEDY: Final = "Start the conversation anew, or with another model"
+_OTHER_REMEDY: Final = "Start the conversation again, or with another model"
 
 _UNREACHABLE: Final = "Check `llm_base_url` in the settings, and that the model server is running"
 

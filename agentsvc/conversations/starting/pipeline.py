@@ -13,7 +13,7 @@ from typing import Final
 
 from agentsvc.base import AgentsvcError, ConversationDeleted, reason_of, steady_now
 from agentsvc.conversations.starting.checks import check_request
-from agentsvc.conversations.starting.failure import ANEW, explain_error
+from agentsvc.conversations.starting.failure import START_AGAIN, explain_error
 from agentsvc.conversations.starting.files import FileSteps
 from agentsvc.conversations.starting.opener import ConversationOpener
 from agentsvc.conversations.starting.parts import StartParts
@@ -61,7 +61,7 @@ class StartPipeline:
             await self._progress.fail(start, explain_error(exc, tail), exc.detail or exc.code)
         except Exception:
             log.exception("conversation start failed", extra={"task_id": task_id})
-            text = reason_of("An unexpected error; the server's log has the details", ANEW)
+            text = reason_of("An unexpected error; the server's log has the details", START_AGAIN)
             await self._progress.fail(start, text, "")
         finally:
             self._sandboxes.slots.remove(task_id)

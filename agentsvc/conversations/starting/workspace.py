@@ -359,7 +359,7 @@ class Workspace:
     ) -> CommandResult:
         result = await self._agent.run_command(command, time_limit=time_limit)
         if result.exit_code != 0:
-            remedy = "Start the conversation anew; if that fails again, its output below says why"
+            remedy = "Start the conversation again; if that fails, too, its output below says why"
             raise StartRefused(reason_of(f"The sandbox failed at {what}", remedy, _tail(result)))
         return result
 
@@ -412,7 +412,7 @@ def clone_failure(clone: Clone, result: CommandResult) -> str:
         remedy = "Check name and network"
     else:
         cause = f"Cloning {where} failed with exit code {result.exit_code}"
-        remedy = "Start the conversation anew; if that fails again, what git says below is why"
+        remedy = "Start the conversation again; if that fails, too, what git says below is why"
     return reason_of(cause, remedy, f"git said:\n{_tail(result)}")
 
 

@@ -218,7 +218,7 @@ async def test_a_sandbox_that_fails_in_a_start_is_told_once_with_what_to_do(
         await follower.until(lambda _: "STATUS$ERROR" in follower.statuses)
         [told] = [frame for frame in follower.frames if frame.get("id") == "STATUS$ERROR"]
         assert "no room for it" in told["message"]
-        assert "Start the conversation anew" in told["message"]
+        assert "Start the conversation again" in told["message"]
 
 
 async def test_a_new_title_is_told_under_the_clients_own_name(client: Client) -> None:
