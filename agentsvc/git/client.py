@@ -283,7 +283,7 @@ def page_in(url: str) -> str | None:
 
 
 def wait_seconds(headers: Mapping[str, str], timestamp: float) -> int:
-    """Return the seconds to wait before the next request, from the headers, at most an hour."""
+    """Return the seconds to wait before the next request: from the headers, at most an hour."""
     for name, since in (
         ("Retry-After", 0.0),
         ("X-RateLimit-Reset", timestamp),

@@ -12,7 +12,7 @@ PAGE_MAX: Final = 100
 """Maximum page size; no service returns more items at a time."""
 
 type Number = Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)]
-"""An integer in a response of a service, limited to what clients can read."""
+"""An integer in a response of a service, limited to 64 bits because it is sent to clients."""
 
 
 class GitAccount(Struct, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ def read_settings(tree: Tree, opener: SecretOpener) -> tuple[list[Named], list[s
 
 
 def apply_changes(old: Settings, changes: list[Named], notes: list[str]) -> Settings:
-    """Apply the changes to fields that have defaults; add notes about the others and invalid values."""
+    """Apply the changes to fields still at their default; note the others and invalid values."""
     settings = old
     for field, change in changes:
         try:

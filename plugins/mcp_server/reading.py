@@ -56,7 +56,7 @@ def about(view: ConversationView) -> dict[str, Any]:
 
 
 def is_over(view: ConversationView) -> bool:
-    """Return whether the agent has stopped, and does not continue without a message."""
+    """Return whether the agent has stopped, and does not continue by itself."""
     found = view.conversation
     if found.start_failed:
         return True

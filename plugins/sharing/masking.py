@@ -15,7 +15,7 @@ import msgspec
 from agentsvc.base import MASK, Secret
 
 SHORTEST: Final = 4
-"""Minimum length of a masked text: shorter ones are no secrets, and occur everywhere."""
+"""Minimum length of a masked secret: shorter ones occur in all texts, so they are not masked."""
 
 _PATTERNS: Final = re.compile(
     r"""

@@ -321,8 +321,8 @@ class Sharing(Extension[SharingConfig]):
     ) -> web.StreamResponse:
         """Show a shared conversation in a browser.
 
-        One HTML file without scripts. If the server serves a published front end, that shows the conversation
-        at this URL instead.
+        One HTML file without scripts. If a proxy serves a published front end at this URL, that shows the
+        conversation instead.
         """
         link = await self._links.find(share_id)
         if link is None:
