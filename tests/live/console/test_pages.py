@@ -497,7 +497,7 @@ async def owner_of(shared: Installation, key: str) -> str:
     ("role", "scope", "reason"),
     [
         (Role.VIEWER, KeyScope.ADMIN, "your role is viewer"),
-        (Role.MEMBER, KeyScope.READ, "a key for looking only"),
+        (Role.MEMBER, KeyScope.READ, "a read-only key"),
     ],
 )
 async def test_who_may_only_look_is_told_why_and_can_press_nothing(

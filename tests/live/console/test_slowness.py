@@ -348,7 +348,7 @@ async def test_a_search_that_nobody_answers_has_not_found_nothing(quick_console:
     await page.route("**/messages/search*", lambda route: route.fulfill(**broken))
     await page.get_by_label("Search conversations").fill("words")
     await expect(page.locator(".list").get_by_role("alert")).to_contain_text("Not now")
-    await expect(page.get_by_text("Nothing has these words")).to_have_count(0)
+    await expect(page.get_by_text("No conversation contains these words")).to_have_count(0)
     forgive_lost_answers(quick_console)
 
 
