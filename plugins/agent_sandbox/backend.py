@@ -38,7 +38,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
     """Runs each sandbox as a `Sandbox` resource, or as a `SandboxClaim` on a warm pool."""
 
     name: ClassVar[str] = "agent_sandbox"
-    # The controller creates the claims from its own templates.
+    # The controller creates the volume claims from its own templates.
     capabilities = backend.KubernetesBackend.capabilities - {
         Capability.LAYERS,
         Capability.COPIES,

@@ -97,7 +97,7 @@ class ImagePulls:
         await self._fetch(engine, name)
         found = await engine.get(f"images/{name}/json")
         if found is None:
-            raise BackendUnavailable(f"The image `{name}` was pulled and is missing")
+            raise BackendUnavailable(f"The image `{name}` was pulled but is missing")
         return to_image(found)
 
     async def _fetch(self, engine: Engine, name: str) -> None:

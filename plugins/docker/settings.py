@@ -76,7 +76,7 @@ class DockerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pull_wait_seconds: Positive = 5.0
     """How long a start waits for an image before it reports the progress."""
     stop_seconds: Annotated[int, msgspec.Meta(ge=0)] = 3
-    """Grace period for a sandbox to end by itself if it cannot be frozen."""
+    """Grace period for a sandbox to end by itself if it is stopped, or cannot be frozen."""
 
 
 def engines(config: DockerConfig) -> tuple[Host, ...]:

@@ -89,7 +89,10 @@ async def has_observed_end(engine: Engine, container: Json, time_limit: float) -
 async def has_told(
     engine: Engine, container: Json, event: str, *, within: float, time_limit: float
 ) -> bool:
-    """Return whether an engine has an event of a container's last run, until `within` s after it."""
+    """Return whether an engine has an event of a container's last run.
+
+    Waits for a late event until `within` seconds after the run's end.
+    """
     until = _time_of(container, "FinishedAt") + within
     query = {
         "since": f"{_time_of(container, 'StartedAt'):.6f}",

@@ -140,7 +140,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await self._proxy_sockets.open_again(folder, record)
 
     async def close(self) -> None:
-        """Close the proxy sockets; sandboxes keep running until the next server reopens them."""
+        """Close the proxy sockets; sandboxes keep running, and the next server reopens them."""
         await self._restore_priorities()
         await self._layers.close()
         await self._zygote.close()
@@ -161,7 +161,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return self._features.fences()
 
     def why_no_pool(self, spec: Spec) -> str:
-        """Refuse a pool if a user's model is on this machine: its relay is created at the start."""
+        """Return a reason if a model or allowed host is here: its relay is created at the start."""
         if self.config.network is OpenNetwork.HOST:
             return ""
         near = filter(proxy_sockets.is_loopback, (*spec.reaches, *spec.models))
@@ -428,7 +428,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._why_no_reclaim = self._features.why_no_reclaim()
 
     async def _restore_priorities(self) -> None:
-        """Restore all priorities; log a failure, which is no reason not to start."""
+        """Restore all priorities; a failure is only logged, not a reason to fail open or close."""
         try:
             await self.give_way(())
         except (BackendUnavailable, CapacityExceeded) as exc:

@@ -94,9 +94,9 @@ _ETC: Final = (
     "timezone",
     "xdg",
 )
-"""The only files of /etc that sandboxes see: those that programs need and anybody may read. A
-sandbox that runs as root can read all of root's files, and the directories with certificates may
-hold their keys, too."""
+"""The only files of the machine's /etc that sandboxes see: those that programs need and anybody may
+read. A sandbox that runs as root outside could read all of root's files, and the directories with
+certificates may hold their private keys, too."""
 
 _NAMESPACE_SETTINGS: Final = (
     ("kernel.unprivileged_userns_clone", "0", "1"),

@@ -1,9 +1,9 @@
 """Confines a program by Landlock: the files that it and its children may read and write.
 
-Imported by the server to detect the kernel's version; run inside a sandbox as one file with the
-standard library alone, `python -I -S landlock.py RULES -- COMMAND...`, where RULES is the JSON of
-`rules()`. It needs no privileges and cannot be undone. It does not hide other processes, and it
-blocks neither the network nor Unix sockets that have a path.
+Imported by the server to detect the kernel's Landlock version; run inside a sandbox as one file
+with the standard library alone, `python -I -S landlock.py RULES -- COMMAND...`, where RULES is the
+JSON of `rules()`. It needs no privileges and cannot be undone. It does not hide other processes,
+and it blocks neither the network nor Unix sockets that have a path.
 """
 
 import ctypes

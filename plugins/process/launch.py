@@ -270,7 +270,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not message:
             raise BackendUnavailable(
                 "The process that holds a sandbox could not be started",
-                detail=self.folder.shim_error() or "it did not respond in time",
+                detail=self.folder.shim_error() or "it did not respond",
             )
 
     def _spawn_shim(self, mark: str, numbers: Sequence[int]) -> int:
@@ -315,9 +315,9 @@ def bare_environment(configured: str) -> dict[str, str]:
 
 
 def search_path(configured: str) -> str:
-    """Return a sandbox's PATH, without the server's own virtual environment.
+    """Return the configured PATH, or the server's without the server's own virtual environment.
 
-    If it were writable there, an agent could change the server's packages.
+    A package that an agent installs there would change the server.
     """
     if configured:
         return configured

@@ -98,7 +98,7 @@ class Layers:
         return await self._copying.go_on(layer_id, lambda: self._keep(folder, layer, max_bytes))
 
     async def begin(self, folder: SandboxDirectory, layer_id: str, user: int) -> None:
-        """Give a sandbox that has never run the files of a layer; does nothing the second time.
+        """Mount or copy a layer for a sandbox that has never run; does nothing the second time.
 
         Raises StillFetching until they are complete, OrderRejected if there is no such layer.
         """
@@ -115,7 +115,7 @@ class Layers:
         await self._once(folder, layer_id, begin)
 
     async def begin_as(self, folder: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
-        """Give a sandbox that has never run another one's files; does nothing the second time.
+        """Copy another sandbox's files into one that has never run; does nothing the second time.
 
         Raises StillFetching until they are complete, OrderRejected if the other sandbox is gone.
         """

@@ -36,7 +36,7 @@ class _Socket(msgspec.Struct, frozen=True):
 
 
 def listens(tree: Tree, port: int) -> bool:
-    """Return whether only the sandbox listens on a port of the loopback interface."""
+    """Return whether the sandbox, and nothing else, listens on a loopback port."""
     found = _listeners(_sockets(port), port)
     return bool(found) and found <= _socket_inodes(tree)
 

@@ -269,7 +269,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         (self.directory / "pause.json").unlink(missing_ok=True)
 
     def forget_run(self, *, was_stopped: bool) -> None:
-        """Discard the state of an ended run; a stopped sandbox stays marked as stopped."""
+        """Discard an ended run's state so that it can start again; keep it stopped if it was."""
         if was_stopped:
             self.write_pause(Pause(is_done=True, ends=True))
         else:
@@ -425,10 +425,10 @@ def is_temp_name(path: Path) -> bool:
 
 
 def make_temp(path: str, mark: str, user: int = 0) -> Path:
-    """Create a temporary directory with the sandbox's mark; does nothing if it exists.
+    """Create a temporary directory with the sandbox's mark, unless it exists.
 
-    As root, `user` becomes the owner of its inner directory. Returns that inner directory, which is
-    the sandbox's own; the outer one holds names that must not clash with its files.
+    Returns its inner directory, which is the sandbox's own, so that no name in it clashes with our
+    files in the outer one. As root, give that to `user`. Raises FileExistsError for another mark.
     """
     top = Path(path)
     top.mkdir(mode=0o700, exist_ok=True)

@@ -162,9 +162,9 @@ MACHINES: Final = {
 def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = False) -> bytes | None:
     """Return the filter for an architecture, or None if it is unknown.
 
-    With `may_join`, the process may join a sandbox whose namespace descriptors it was given, all at
-    once or `in_parts`. It cannot find others by those descriptors or by pid, nor access or limit
-    another process.
+    With `may_join`, the process may join a sandbox whose descriptors it was given, as a whole or
+    `in_parts`. It cannot find others by those descriptors or by pid, nor access or limit another
+    process.
     """
     kind = MACHINES.get(machine)
     if kind is None:

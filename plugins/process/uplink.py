@@ -99,7 +99,7 @@ class OutboundLink:
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 output = os.pread(errors, _ERRORS_MAX, 0).decode(errors="replace").strip()
-                why = output.rpartition("\n")[2] or "it was not ready in time"
+                why = output.rpartition("\n")[2] or "it did not become ready"
                 raise OSError(f"{PROGRAM} failed: {why}")
         finally:
             os.close(ready)

@@ -18,7 +18,7 @@ from agentsvc.base import CapacityExceeded
 from .bubblewrap import Probe
 
 _HIGHEST: Final = 2**32 - 3
-"""The two ids above are reserved by the kernel."""
+"""The two ids above mean nobody (-2) and no change (-1)."""
 
 _RANDOM_TRIES: Final = 64
 

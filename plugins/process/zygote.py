@@ -128,7 +128,7 @@ class Zygote:
             )
 
     def begin(self) -> None:
-        """Schedule the load, unless a start needs it earlier."""
+        """Schedule the load after the configured delay; a start that needs it loads it earlier."""
         if not self._refusal:
             self._start_after(self._config.zygote_delay_seconds)
 
@@ -270,8 +270,8 @@ class Zygote:
     def note_start(self, pid: int, how: str) -> None:
         """Record how a sandbox with a fork of ours was started.
 
-        If the fork did not respond, the present fork server ends and another is loaded after a
-        delay: each such start loses the time of the timeout.
+        If the fork did not respond, its fork server is ended, unless that was replaced, and another
+        is loaded after a delay: each such start loses the time of the timeout.
         """
         run = self._run
         if how == ZYGOTE:
@@ -445,7 +445,10 @@ def _code() -> str:
 
 
 def _confined(how: Confinement, user: int, files: ChildFiles, command: list[str]) -> list[str]:
-    """Return the command that runs `joining` and then a command in namespaces of its own."""
+    """Return the command that runs another in its own namespaces, as a user without rights.
+
+    bubblewrap creates the namespaces, and `joining` drops the rights.
+    """
     for name, data in bubblewrap.fork_server_files(user).items():
         files.add(name, data)
     arguments = bubblewrap.fork_server_arguments(

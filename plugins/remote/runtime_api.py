@@ -192,7 +192,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Request the session; a missing one is GONE if the service responds otherwise."""
+        """Request the session; a missing one is GONE only if the service itself responds."""
         runtime = await self._find(handle)
         if runtime is None:
             return Report(phase=Phase.GONE)
@@ -331,7 +331,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
             raise BackendUnavailable(
                 "The sandbox was created with another key of the runtime API than the present one"
             )
-        # A wrong URL, or a rejected key, also gives a 404 for the session.
+        # A wrong URL or key may also give a 404 for the session.
         await self._calls.ask("GET", "/list", _LISTED, key=key)
         return None
 

@@ -178,7 +178,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
                 handle=self._handle(info.client_id.removeprefix(self._prefix), info),
                 created_at=parse_time(info.created_at or "") or now(),
             )
-            async for info in self._list_own()
+            async for info in self._list_all()
             if info.client_id is not None and info.client_id.startswith(self._prefix)
         ]
 
@@ -271,7 +271,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         if not await self._calls.order("POST", f"{_path(info)}/{verb}"):
             raise Conflict(GONE)
 
-    async def _list_own(self) -> AsyncIterator[SandboxInfo]:
+    async def _list_all(self) -> AsyncIterator[SandboxInfo]:
         page_id: str | None = ""
         while page_id is not None:
             query = [("limit", _PAGE), *([("page_id", page_id)] if page_id else [])]

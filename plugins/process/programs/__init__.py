@@ -1,7 +1,7 @@
 """Programs of the process backend, run in processes of their own with the standard library alone.
 
 `shim` is the parent of everything in one sandbox, `inside` the first process in bubblewrap, `warm`
-the fork server; `joining`, `overlay` and `spaces` are helpers of these that also run as programs.
-They are imported without the plugin's `__init__`, so nothing here imports the server; see
-`bubblewrap.running`.
+the fork server, `overlay` mounts layers; `joining` and `spaces` are used by these, and run as
+programs before bubblewrap or within it. They are imported without the plugin's `__init__`, so
+nothing here imports the server; see `bubblewrap.running`.
 """

@@ -57,7 +57,7 @@ def main() -> None:
     with os.fdopen(files[0], "rb") as file:
         orders: Json = json.load(file)
     become_reaper(b"agentsvc-inside")
-    # Services on abstract sockets may take the sandbox's root for the machine's root.
+    # To services on abstract sockets, a sandbox that is root outside is the machine's root.
     with contextlib.suppress(OSError):
         leave_abstract_sockets()
     inside = SandboxRun(orders, files[1:])
@@ -96,7 +96,7 @@ class SandboxRun:
         return command.exit_code or 0
 
     def _adopt(self, channel: socket.socket, passed: Sequence[int]) -> Command | None:
-        """Return the command that the shim has started from outside, if there is one."""
+        """Return the command if a fork of the fork server has entered to become it, or None."""
         _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
         for number in files:
             with socket.socket(fileno=number) as talk:

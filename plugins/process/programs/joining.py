@@ -79,8 +79,8 @@ class NamespaceEntry(NamedTuple):
 def way_in(pid: int, pidfd: int, *, at_once: bool) -> NamespaceEntry:
     """Return how a process can join the process of a pidfd; raises OSError.
 
-    A process that could become root on its way, as in the namespace around a sandbox of root's
-    server, has to join all namespaces `at_once`. Others get a descriptor of each namespace.
+    A process that could become root on its way, as in the outer namespace if the server is root,
+    has to join all namespaces `at_once`. Others get a descriptor of each namespace.
     """
     other = pid_of(pidfd)
     differing = [name for name in _NAMESPACES if _link(pid, name) != _link(other, name)]

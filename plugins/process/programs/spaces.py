@@ -180,7 +180,7 @@ def arguments(pair: Sequence[int]) -> list[str]:
 
 
 def become(user: int, around: int | None = None) -> None:
-    """Change to a user without supplementary groups or root's rights; 0 changes nothing.
+    """Change to a user without supplementary groups or root's rights; 0 keeps the user.
 
     With `around`, join that user namespace first.
     """

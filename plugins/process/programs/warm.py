@@ -54,7 +54,7 @@ _EARLY: Final = (
     *("GRPC_", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "RAYON_", "RUST_", "TOKENIZERS_"),
     *("FASTMCP_", "MCP_", "BROWSER_USE_", "LMNR_", "OTEL_", "PROTOCOL_BUFFERS_"),
 )
-"""Prefixes of variables that have an effect at the start of Python, or without being read."""
+"""Prefixes of variables that have an effect before or without a read that `ReadVariables` sees."""
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ class PreloadedProgram:
         gc.freeze()
 
     def problem(self, budget: int) -> str:
-        """Return why this process cannot be forked, or an empty string."""
+        """Return why no fork of this process may be used, or an empty string."""
         tasks = len(list(Path("/proc/self/task").iterdir()))
         if tasks != 1:
             return f"it has {tasks} threads once it is loaded"

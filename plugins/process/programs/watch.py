@@ -78,7 +78,7 @@ class LimitWatch:
         return (self.kills, self.is_disk_full, self.disk_bytes) != before
 
     def cause_of(self, exit_code: int | None) -> str:
-        """Return the limit that ended a command which has just exited, or an empty string."""
+        """Return the cause if a limit ended a command which has just exited, or an empty string."""
         self.check()
         if self.is_disk_full:
             return DISK_FULL
