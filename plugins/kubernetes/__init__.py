@@ -1,6 +1,6 @@
-"""Sandboxes as pods of a Kubernetes cluster, each with a claim that keeps its files.
+"""Runs sandboxes as pods of a Kubernetes cluster, each with a claim for its files.
 
-Needs the extra `kubernetes`; the client library is imported when a backend is opened.
+Requires the extra `kubernetes`; the client library is imported when a backend is opened.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from .specs import SPECS
 
 @hookimpl
 def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
-    """Offer the kubernetes backend."""
+    """Register the kubernetes backend."""
     return [KubernetesBackend]
 
 
 @hookimpl
 def agentsvc_register_specs() -> Iterable[Spec]:
-    """Offer the published agent server's image."""
+    """Register a spec for the published image of the agent server."""
     return SPECS

@@ -1,6 +1,6 @@
-"""Requests to an API server, ending in a value or in one of our errors.
+"""Requests to an API server; each returns a value or raises one of this server's errors.
 
-That something did not answer, or not in the way it should, is never taken for "gone".
+A missing or malformed response is never taken as proof that an object is gone.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Api:
-    """The connections to one cluster; open it once, close it at the end."""
+    """An HTTP client for the API server of one cluster; open it before use, and close it."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self._config = config
@@ -52,15 +52,15 @@ class Api:
         self._access: Access | None = None
         self._login = asyncio.Lock()
         self.heard_at = 0.0
-        """When the API server last answered anything."""
+        """The monotonic time at which the API server last sent something; 0 before that."""
 
     @property
     def namespace(self) -> str:
-        """The namespace that is meant where nothing else is said."""
+        """The default namespace; before the login, the configured one."""
         return self._access.namespace if self._access else self._config.namespace
 
     async def open(self) -> None:
-        """Load the client library, log in, and make the session; raises BackendUnavailable."""
+        """Import the client library, log in and create the session; raises BackendUnavailable."""
         aiohttp = await asyncio.to_thread(_load_libraries)
         if self._session is None:
             self._access = await log_in(self._config)
@@ -74,7 +74,7 @@ class Api:
             )
 
     async def close(self) -> None:
-        """Close all connections. Closing twice, or without open, is fine."""
+        """Close all connections. Idempotent, and safe without `open`."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -90,7 +90,7 @@ class Api:
         accept: str = JSON,
         expect: Sequence[int] = (),
     ) -> Json | None:
-        """Return the answer, or None for a status that was expected; raises the error that fits."""
+        """Return the response's object, or None for a status in `expect`; raises otherwise."""
         headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
         data = None if body is None else msgspec.json.encode(body)
         try:
@@ -109,11 +109,11 @@ class Api:
         raise from_api(status, said)
 
     async def get(self, path: str) -> Json | None:
-        """Return an object, or None where the API server says that there is none."""
+        """Return an object, or None if the API server reports that it does not exist."""
         return await self.ask("GET", path, expect=(HTTPStatus.NOT_FOUND,))
 
     async def may(self, verb: str, resource: str, group: str = "") -> bool:
-        """Say whether this server may do something in its namespace."""
+        """Return whether this server has a permission in its namespace."""
         attributes = {"namespace": self.namespace, "verb": verb, "resource": resource}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -127,7 +127,7 @@ class Api:
     async def list_all(
         self, path: str, *, selector: str = "", fields: str = "", names_only: bool = False
     ) -> tuple[list[Json], str]:
-        """Return all objects of a kind, page by page, and the version at which that was so."""
+        """Return all objects of a kind, fetched in pages, and the list's resource version."""
         accept = NAMES_ONLY if names_only else JSON
         found: list[Json] = []
         token = ""
@@ -150,7 +150,7 @@ class Api:
     async def stream(
         self, path: str, query: Query, *, silence_seconds: float | None = None
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
-        """Give an answer that comes bit by bit; raises the error that fits."""
+        """Open a streamed response; raises the error of its status, or BackendUnavailable."""
         sent = _Sent(method="GET", path=path, query=query)
         silence = silence_seconds
         async with self._told(), self._request(sent, silence_seconds=silence) as answer:
@@ -163,7 +163,7 @@ class Api:
     async def socket(
         self, path: str, query: Query
     ) -> AsyncIterator["aiohttp.ClientWebSocketResponse"]:
-        """Give a WebSocket to a pod; raises the error that fits."""
+        """Open a WebSocket to a pod; raises the handshake's error, or BackendUnavailable."""
         async with self._told():
             try:
                 async with asyncio.timeout(self._config.request_seconds):

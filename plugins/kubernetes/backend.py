@@ -1,4 +1,4 @@
-"""The kubernetes backend: the contract of `agentsvc.plugin.backend`, kept with pods and claims."""
+"""The kubernetes backend: implements `agentsvc.plugin.backend` with pods and claims."""
 
 import logging
 import os
@@ -76,7 +76,7 @@ _RESTING: Final = (Phase.STARTING, Phase.RUNNING)
 
 
 class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
-    """Runs each sandbox as a pod; its claim stays while the pod comes and goes."""
+    """Runs each sandbox as a pod, with its files in a claim that outlives the pod."""
 
     name: ClassVar[str] = "kubernetes"
     api_version: ClassVar[int] = API_VERSION
@@ -109,7 +109,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         self._places: dict[str, str] = {}
 
     async def open(self) -> None:
-        """Log in, list the pods there are, and watch them from then on."""
+        """Log in, watch the pods, and detect volume snapshots; raises BackendUnavailable."""
         try:
             await self._api.open()
             await self._watch.start()
@@ -119,14 +119,14 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             raise BackendUnavailable(exc.message, detail=exc.detail) from exc
 
     async def close(self) -> None:
-        """Let go of the connections; pods keep running."""
+        """Close the connections; pods keep running."""
         await self._checkpoints.close()
         await self._watch.stop()
         await self._tunnels.close()
         await self._api.close()
 
     async def probe(self) -> Health:
-        """Ask the API server for its version, and whether this server may make pods."""
+        """Query the API server's version, and check this server's permissions in the namespace."""
         try:
             version = await self._api.ask("GET", "version")
             lacking = await self._lacking()
@@ -148,7 +148,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return Health(ok=not lacking, reason=reason, facts=facts, advice=advice)
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say what the cluster enforces, as far as the configuration tells it."""
+        """Return the isolation, networks and limits that the configuration says are enforced."""
         limits = {"cpus", "memory_bytes"}
         if self.config.enforces_storage_size:
             limits.add("disk_bytes")
@@ -161,15 +161,15 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         )
 
     def check_spec(self, spec: Spec) -> None:
-        """Raise OrderRejected for what no cluster could run."""
+        """Raise OrderRejected for a spec that this backend could never run."""
         self._check(spec)
 
     def why_no_copies(self) -> str:
-        """Say what the cluster lacks for volume snapshots, or nothing; as it was when it was asked."""
+        """Return why no volume snapshots could be taken at the last `open` or `probe`, or ""."""
         return super().why_no_copies() or self._snapshots.why_not
 
     def inside_url(self, url: str) -> str:
-        """Return the server's URL as pods see it: not this machine's own loopback."""
+        """Return the server's URL for pods: `callback`, or the public URL instead of loopback."""
         if self.config.callback:
             return self.config.callback.rstrip("/")
         if not plan.is_loopback(urlsplit(url).hostname or ""):
@@ -177,9 +177,9 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return self.context.public_url.rstrip("/") or url
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        """Apply the claim, then what it owns, then the pod.
+        """Create the claim, then the objects that it owns, then the pod.
 
-        Cancelled, it ends first what it is at, so that what was made is listed by scan.
+        If cancelled, complete the current step first, so that scan lists what was created.
         """
         self._check(order)
         namespace = self._api.namespace
@@ -193,7 +193,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return handle
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
-        """Make the pod anew on the same claim, as the order has it now."""
+        """Create the pod again from the order, on its claim; raises Conflict without a claim."""
         self._check(order)
         maker = self._maker(handle)
         if await maker.find_claim(handle.sandbox_id) is None:
@@ -203,7 +203,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Look at the pod as the watch knows it; one without a pod, at its claim."""
+        """Report the state of the pod as the watch knows it, or of the claim if there is no pod."""
         maker = self._maker(handle)
         pod = await maker.find_pod(handle.sandbox_id)
         if pod is None:
@@ -217,9 +217,9 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return await self._reached(report, handle, pod)
 
     async def scan(self) -> Sequence[Found]:
-        """List what has a claim or a pod of this installation, or a snapshot to begin with.
+        """List the sandboxes of this installation with a claim, a pod or a snapshot to start from.
 
-        Snapshots with which sandboxes have begun are removed by the way.
+        Snapshots whose sandboxes have their files by now are removed.
         """
         namespace = self._api.namespace
         place = await self._place(namespace)
@@ -245,7 +245,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         ]
 
     async def leftovers(self) -> Sequence[str]:
-        """Name what says this installation's id, among all that the namespace has."""
+        """Return the objects in the namespace whose metadata contain this installation's id."""
         found: list[str] = []
         snapshots: tuple[Kind, ...] = ("volumesnapshots",) if self._snapshots.has_any else ()
         for kind in (*_LEFT, *snapshots):
@@ -259,18 +259,18 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return found
 
     async def usage(self, handle: Handle) -> Usage | None:
-        """Say what the cluster's metrics, or the pod's kubelet, tell; None where neither does."""
+        """Return the usage from the metrics API or the kubelet; None if neither reports it."""
         pod = await self._maker(handle).find_pod(handle.sandbox_id)
         if pod is None or names.is_ending(pod) or not inspection.has_begun(pod):
             return None
         return await self._meter.find(pod)
 
     async def delete(self, handle: Handle) -> None:
-        """Remove the pod, what goes with it, and the claim."""
+        """Cancel a checkpoint in progress; remove the sandbox's pods, other objects and claim."""
         await finish(self._delete(handle))
 
     async def pause(self, handle: Handle) -> None:
-        """Remove the pod and keep the claim: pods cannot be frozen."""
+        """Remove the pod and keep the claim, because pods cannot be frozen."""
         maker = self._maker(handle)
         claim = await maker.find_claim(handle.sandbox_id)
         pod = await maker.find_pod(handle.sandbox_id)
@@ -284,11 +284,11 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         await finish(self._pause(maker, handle.sandbox_id))
 
     async def stop(self, handle: Handle) -> None:
-        """Do the same: what is paused has its files only."""
+        """Do the same as `pause`, which leaves nothing but the files."""
         await self.pause(handle)
 
     async def resume(self, handle: Handle) -> Handle:
-        """Make the pod anew that there was, on the same claim."""
+        """Create the pod again as it was, on the same claim."""
         maker = self._maker(handle)
         claim = await maker.find_claim(handle.sandbox_id)
         if claim is None:
@@ -306,7 +306,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return handle
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
-        """Have the cluster take a snapshot of the claim; its size is that of a volume with it."""
+        """Take a volume snapshot of the claim; return the size of a volume restored from it."""
         maker = self._maker(handle)
         claim = await maker.find_claim(handle.sandbox_id)
         pod = await maker.find_pod(handle.sandbox_id)
@@ -317,11 +317,11 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return await finish(self._snapshots.keep_layer(claim, layer_id, max_bytes=max_bytes))
 
     async def layers(self) -> Sequence[str]:
-        """List the snapshots that are of no sandbox, those that were broken off half-way, too."""
+        """List the ids of the layers, including those whose snapshots are incomplete."""
         return await self._snapshots.layers()
 
     async def remove_layer(self, layer_id: str) -> None:
-        """Remove a snapshot; one of which a claim is being filled stays listed until that has ended."""
+        """Remove a layer's snapshot; while a claim is being filled from it, it stays listed."""
         plan.check_id(layer_id)
         if self._snapshots.has_any:
             await self._snapshots.remove_layer(layer_id)
@@ -329,7 +329,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Have the container beside the agent's copy what has changed of the sandbox's files."""
+        """Copy the sandbox's changed files with the container beside the agent's."""
         maker, sandbox_id = self._maker(handle), handle.sandbox_id
         pod = await maker.find_pod(sandbox_id)
         if pod is None or not await maker.has_begun(sandbox_id):
@@ -338,12 +338,12 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         await self._checkpoints.take(pod, sandbox_id, checkpoint_id, keep=keep, max_bytes=max_bytes)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        """Return what is noted at the claim; what has lost that goes back to none."""
+        """Return the checkpoints recorded at the claim; without the claim there are none."""
         claim = await self._maker(handle).find_claim(handle.sandbox_id)
         return checkpoints.listed(claim) if claim else ()
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
-        """Note at the claim to what the next pod goes back."""
+        """Record at the claim the checkpoint that its next pod restores."""
         maker = self._maker(handle)
         claim = await maker.find_claim(handle.sandbox_id)
         pod = await maker.find_pod(handle.sandbox_id)
@@ -362,7 +362,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         time_limit: float,
         max_output: int,
     ) -> ExecResult:
-        """Run a command with the sandbox's environment and more, as the sandbox's user."""
+        """Run a command as the sandbox's user, with the sandbox's environment plus `env`."""
         if not await self._maker(handle).has_begun(handle.sandbox_id):
             raise Conflict("The sandbox does not run, and runs no commands")
         return await commands.execute(
@@ -376,7 +376,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         )
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        """Yield what the command of the pod wrote; a pod that is gone has taken its log along."""
+        """Yield the output of the pod's command; the log of a removed pod is lost."""
         maker = self._maker(handle)
         namespace, sandbox_id = self._namespace(handle), handle.sandbox_id
 
@@ -424,7 +424,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         )
 
     async def _place(self, namespace: str) -> str:
-        """Return what tells this namespace from one of its name in another cluster."""
+        """Return the namespace's UID, which differs between clusters; empty if not readable."""
         if namespace not in self._places:
             found = await self._api.ask("GET", f"api/v1/namespaces/{namespace}", expect=(403,))
             self._places[namespace] = names.uid_of(found or {})
@@ -503,7 +503,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return await answers(await self._url_of(handle, pod, number), limit)
 
     async def _begin(self, maker: Maker, order: Order) -> None:
-        """Make the claim of a new sandbox with the files of a layer, or of another sandbox."""
+        """Create the claim of a new sandbox from a snapshot of a layer or of another sandbox."""
         if await maker.find_claim(order.sandbox_id) is not None:
             return
         self._check_copies()
@@ -535,7 +535,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return await self._snapshots.copy(claim, order.sandbox_id)
 
     async def _sync(self, maker: Maker, sandbox_id: str) -> None:
-        """Have what a sandbox has written be on its disk, of which alone there are snapshots."""
+        """Flush a running sandbox's writes to its volume, because a snapshot lacks cached ones."""
         pod = await maker.find_pod(sandbox_id)
         if (
             pod is None

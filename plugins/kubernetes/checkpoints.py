@@ -1,7 +1,7 @@
 """Checkpoints of a sandbox's files, kept in its claim by a container beside the agent's.
 
-The agent has an empty volume over where they are. Which there are is noted at the claim, and so is the
-one to which the next pod goes back, by an init container.
+In the agent's container, an empty volume is mounted over their directory. Annotations of the claim
+list the checkpoints, and name the one that an init container of the next pod restores.
 """
 
 import posixpath
@@ -43,24 +43,24 @@ _COPY: Final = (
 
 
 class Checkpoints:
-    """The checkpoints of the sandboxes of one installation."""
+    """Takes checkpoints of the sandboxes of one installation, and records which one to restore."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._taking = LongTasks()
 
     async def close(self) -> None:
-        """End what is being copied; what there is of it goes with the next checkpoint."""
+        """Cancel the copies in progress; the next checkpoint removes what they left."""
         await self._taking.close()
 
     async def abandon(self, sandbox_id: str) -> None:
-        """End what is being copied in a sandbox that is to go."""
+        """Cancel the copy in progress in a sandbox that is to be deleted."""
         await self._taking.abandon(sandbox_id)
 
     async def take(
         self, pod: Json, sandbox_id: str, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
-        """Keep a checkpoint of a pod that runs; see `RuntimeBackend.checkpoint`."""
+        """Take a checkpoint in a running pod; see `RuntimeBackend.checkpoint`."""
         paths = _paths(pod)
 
         async def take() -> int:
@@ -74,7 +74,7 @@ class Checkpoints:
         await self._taking.go_on(sandbox_id, take)
 
     async def roll_back(self, claim: Json, sandbox_id: str, checkpoint_id: str) -> None:
-        """Have the next pod of a claim start with the files of a checkpoint."""
+        """Record the checkpoint that the next pod restores; raises OrderRejected if unknown."""
         if checkpoint_id not in {one.id for one in listed(claim)}:
             raise OrderRejected("There is no such checkpoint")
         await self._note(claim, sandbox_id, {names.ROLLBACK: f"{new_id()} {checkpoint_id}"})
@@ -103,12 +103,12 @@ class Checkpoints:
 
 
 def listed(claim: Json) -> list[Checkpoint]:
-    """Return the checkpoints that are noted at a claim, the oldest first."""
+    """Return the checkpoints recorded at a claim, oldest first."""
     return read_checkpoints(names.annotations_of(claim).get(names.CHECKPOINTS, ""))
 
 
 def program(order: Order, context: PodContext, owner: Json, files: Mapping[str, bytes]) -> Json:
-    """Return the files of the program that copies."""
+    """Return the ConfigMap with the files of the checkpoint program."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -118,7 +118,7 @@ def program(order: Order, context: PodContext, owner: Json, files: Mapping[str, 
 
 
 def beside(pod: Json, order: Order, files: Mapping[str, bytes]) -> Json:
-    """Return a pod with a container that keeps checkpoints, where the agent does not see them."""
+    """Return a pod with a container that takes checkpoints, hidden from the agent."""
     spec, top = pod["spec"], posixpath.normpath(plan.to_options(order).workspace)
     [agent], [prepare] = spec["containers"], spec["initContainers"]
     hidden = {"name": "hidden", "mountPath": f"{top}/{_HIDDEN}", "readOnly": True}
@@ -158,12 +158,15 @@ def beside(pod: Json, order: Order, files: Mapping[str, bytes]) -> Json:
 
 
 def is_going_back(claim: Json) -> bool:
-    """Say whether the next pod of a claim is to put files back, be checkpoints kept or not."""
+    """Return whether the claim's next pod restores a checkpoint, even if none are taken now."""
     return names.ROLLBACK in names.annotations_of(claim)
 
 
 def going_back(pod: Json, claim: Json) -> Json:
-    """Return a pod that puts files back before it starts, where that is noted at its claim."""
+    """Return a pod with an init container that restores the checkpoint recorded at its claim.
+
+    Without such a record, or a checkpoint container, return the pod unchanged.
+    """
     rollback = names.annotations_of(claim).get(names.ROLLBACK)
     keeper = _keeper(pod)
     if not rollback or keeper is None:
@@ -180,7 +183,7 @@ def _keeper(pod: Json) -> Json | None:
 
 
 def _paths(pod: Json) -> list[str]:
-    """Return the directories that are kept: of the working directory and the home, what the claim has."""
+    """Return the directories to copy: the working directory, and the home if it is in the claim."""
     if _keeper(pod) is None:
         raise OrderRejected(
             "Its pod was made when the server kept no checkpoints: start the sandbox again"

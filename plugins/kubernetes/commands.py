@@ -1,4 +1,4 @@
-"""Commands inside a running sandbox, ended in time with everything they started."""
+"""Commands in a running sandbox, killed at a time limit with all processes they started."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ done
 
 
 class Output(msgspec.Struct):
-    """What a command wrote, up to a limit, and how it ended."""
+    """The output of a command, with each stream truncated at `limit` bytes, and its exit code."""
 
     limit: int
     stdout: bytearray = msgspec.field(default_factory=bytearray)
@@ -59,14 +59,14 @@ class Output(msgspec.Struct):
     exit_code: int | None = None
 
     def add(self, channel: int, data: bytes) -> None:
-        """Keep what still fits."""
+        """Append the data to its stream, as far as the limit allows."""
         into = self.stderr if channel == _STDERR else self.stdout
         room = self.limit - len(into)
         self.is_cut = self.is_cut or len(data) > room
         into += data[: max(room, 0)]
 
     def result(self, *, timed_out: bool = False) -> ExecResult:
-        """Return it as the contract has it."""
+        """Return the result of the command; after a timeout it has no exit code."""
         return ExecResult(
             exit_code=None if timed_out else self.exit_code,
             stdout=bytes(self.stdout),
@@ -126,7 +126,7 @@ async def _attend(
 
 
 def exit_code_of(said: bytes) -> int:
-    """Return the exit code in the last word of the API server; raises Conflict without one."""
+    """Return the exit code in the API server's final status; raises Conflict if it has none."""
     try:
         status: dict[str, Any] = msgspec.json.decode(said, type=dict[str, Any])
         if status.get("status") == "Success":
@@ -140,7 +140,7 @@ def exit_code_of(said: bytes) -> int:
 
 
 async def _end(api: Api, path: str, container: str, mark: str) -> None:
-    """Kill what carries the mark; a sandbox that is gone meanwhile has nothing left to kill."""
+    """Kill the processes with the mark; ignore errors, because the sandbox may be gone."""
     command = [*_shell(_KILL), f"{_MARK}={mark}", str(_limit_of(mark) * _KIBIBYTE)]
     try:
         async with asyncio.timeout(_END_SECONDS):
@@ -154,5 +154,5 @@ def _shell(script: str) -> list[str]:
 
 
 def _limit_of(mark: str) -> int:
-    """Return a number of KiB that stands for a mark: more than any machine has, and no round one."""
+    """Return a memory limit in KiB for a mark: beyond any machine's memory, and not round."""
     return 2**40 + int(mark[:10], 16)

@@ -1,4 +1,4 @@
-"""Maps errors of the Kubernetes API to the server's own. Pure."""
+"""Maps errors of the Kubernetes API to this server's errors. Pure."""
 
 import re
 from http import HTTPStatus
@@ -19,7 +19,7 @@ _LACKS_NAMESPACE: Final = "The cluster does not have the namespace: make it, or 
 
 
 class Outdated(BackendUnavailable):
-    """The API server has forgotten what happened since a version: all has to be listed anew."""
+    """The API server no longer has the changes since a resource version; a new list is needed."""
 
 
 _BY_STATUS: Final[dict[int, tuple[type[AgentsvcError], str]]] = {
@@ -84,12 +84,12 @@ _REFUSALS: Final[tuple[tuple[re.Pattern[str], type[AgentsvcError], str], ...]] =
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line of a bearable length."""
+    """Return a text as one line, truncated to 400 characters."""
     return " ".join(text.split())[:_LINE_MAX]
 
 
 def from_api(status: int, said: Any) -> AgentsvcError:
-    """Return what an answer of the API server means that no caller had expected."""
+    """Return the error for a response of the API server with an unexpected status."""
     text = str(said.get("message") or "") if isinstance(said, dict) else str(said)
     line, lower = one_line(text), text.lower()
     if status == HTTPStatus.FORBIDDEN:
@@ -112,7 +112,7 @@ def _forbidden(line: str, lower: str) -> AgentsvcError:
 
 
 def from_pull(message: str) -> tuple[bool, str]:
-    """Say whether an image can never be had as things are, and what a person can do about it."""
+    """Return whether a failed image pull is permanent, and what an operator can do about it."""
     said = message.lower()
     for pattern, is_final, advice in _PULLS:
         if pattern.search(said):

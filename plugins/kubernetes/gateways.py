@@ -1,7 +1,7 @@
-"""The gateway pod of a sandbox that may not go everywhere.
+"""The gateway pod of a sandbox with a restricted network.
 
-The sandbox's network policy lets it out to nothing but its gateway, whose proxy, that of
-`agentsvc.egress`, carries what the sandbox's spec allows, and what the agent reports to the server.
+The sandbox's network policy allows connections to its gateway only. The gateway runs the proxy of
+`agentsvc.plugin.egress`, which forwards what the order allows, and callbacks to the server.
 """
 
 import json
@@ -27,13 +27,13 @@ _RESOURCES: Final = {
 
 
 def sources() -> dict[str, str]:
-    """Return the modules of the proxy by name, from the installed package; blocks."""
+    """Return the source of the installed proxy's modules by file name; blocks."""
     package = Path(backend.__file__).parent / "egress"
     return {file.name: file.read_text(encoding="utf-8") for file in package.glob("*.py")}
 
 
 def program(order: Order, context: PodContext, owner: Json, modules: dict[str, str]) -> Json:
-    """Return the files of a gateway: the proxy, and where the sandbox may go."""
+    """Return the gateway's ConfigMap: the proxy's modules, and the hosts that it allows."""
     needed = [split(host) for host in order.reaches]
     if callback := plan.callback_of(order.env):
         needed.append(callback)
@@ -52,7 +52,7 @@ def program(order: Order, context: PodContext, owner: Json, modules: dict[str, s
 
 
 def service(order: Order, context: PodContext, owner: Json) -> Json:
-    """Return the address of the gateway, which stays when its pod is another."""
+    """Return the gateway's Service, whose address stays when the pod is replaced."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -66,9 +66,10 @@ def service(order: Order, context: PodContext, owner: Json) -> Json:
 
 
 def policy(order: Order, context: PodContext, owner: Json) -> Json:
-    """Return what may connect to the gateway: its sandbox; where it goes, its proxy decides.
+    """Return the gateway's NetworkPolicy: only its sandbox may connect to it.
 
-    It says so, since a namespace that lets nothing out unless told would hold the proxy, too.
+    The proxy restricts the targets. Its own connections are allowed explicitly, because a namespace
+    that denies egress by default would block the proxy, too.
     """
     sandbox = {"podSelector": {"matchLabels": _selector(order, context, "sandbox")}}
     ports = [{"protocol": "TCP", "port": plan.PROXY_PORT}]
@@ -86,7 +87,7 @@ def policy(order: Order, context: PodContext, owner: Json) -> Json:
 
 
 def pod(order: Order, context: PodContext, modules: Iterable[str]) -> Json:
-    """Return the gateway's pod, but for its owner."""
+    """Return the gateway's pod without its owner reference."""
     options, config = plan.to_options(order), context.config
     command = ["python3", "-B", "-m", "agentsvc.egress", "--policy", f"{_DIRECTORY}/{_POLICY}"]
     command += ["--host", "0.0.0.0", "--port", str(plan.PROXY_PORT)]  # noqa: S104  # a pod's
@@ -130,14 +131,14 @@ def pod(order: Order, context: PodContext, modules: Iterable[str]) -> Json:
 
 
 def url_of(found: Json) -> str:
-    """Return the URL of the proxy, by an address: the sandbox asks nobody for names."""
+    """Return the URL of the proxy, with an IP address because the sandbox has no DNS."""
     address = str((found.get("spec") or {}).get("clusterIP") or "")
     host = f"[{address}]" if ":" in address else address
     return f"http://{host}:{plan.PROXY_PORT}"
 
 
 def split(host: str) -> tuple[str, int]:
-    """Return a host's name and its port."""
+    """Split a text `HOST:PORT` into the host's name and the port."""
     name, _, port = host.rpartition(":")
     return name, int(port)
 

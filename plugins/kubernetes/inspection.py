@@ -1,4 +1,4 @@
-"""From what the API says of a pod to what the server is told. Pure."""
+"""Derives a sandbox's report from its pod's status. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ _ENDS: Final = {
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod's status comes to."""
+    """The phase of a sandbox derived from its pod's status, with reason and cause."""
 
     phase: Phase
     reason: str = ""
@@ -69,9 +69,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_report(pod: Json, warning: str = "") -> Report:
-    """Return a report; endpoints are still to be found out.
+    """Return the report of a pod, without endpoints.
 
-    `warning` is what the cluster last complained of.
+    `warning` is the last warning among the pod's events.
     """
     told = names.annotations_of(pod)
     verdict = judge(pod, warning)
@@ -91,7 +91,7 @@ def to_report(pod: Json, warning: str = "") -> Report:
 
 
 def without_pod(*, is_paused: bool) -> Report:
-    """Return a report of a sandbox of which only the claim is left."""
+    """Return the report of a sandbox of which only the claim is left."""
     if is_paused:
         return Report(phase=Phase.PAUSED, paused_as=PausedAs.STOPPED)
     return Report(
@@ -102,7 +102,7 @@ def without_pod(*, is_paused: bool) -> Report:
 
 
 def judge(pod: Json, warning: str = "") -> Verdict:
-    """Return what a pod's status comes to, in words that say what to do."""
+    """Return the verdict on a pod's status, with a reason that says what to do."""
     status = pod.get("status") or {}
     # While it is removed it may be told as failed before its containers are.
     if status.get("phase") in _FAILED_PHASES and not names.is_ending(pod):
@@ -121,7 +121,7 @@ def judge(pod: Json, warning: str = "") -> Verdict:
 
 
 def is_stuck(pod: Json, seconds: float) -> bool:
-    """Say whether a pod has been on its way for so long that the cluster may complain of it."""
+    """Return whether a pod has been pending for so long that its events may explain why."""
     status = pod.get("status") or {}
     states = [one.get("state") or {} for one in _statuses(status)]
     began = parse_time(str((pod.get("metadata") or {}).get("creationTimestamp")))
@@ -130,7 +130,7 @@ def is_stuck(pod: Json, seconds: float) -> bool:
 
 
 def warning_of(events: Iterable[Json]) -> str:
-    """Return the last complaint among events, and of a failed pull before anything else."""
+    """Return the last warning among events; warnings of failed image pulls take precedence."""
     found = [event for event in events if event.get("type") == "Warning"]
     found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     messages = [str(event.get("message") or "") for event in found]
@@ -150,7 +150,7 @@ def _begun(status: Json, warning: str) -> Verdict:
 
 
 def is_node_lost(pod: Json) -> bool:
-    """Say whether the cluster no longer hears of a pod from its node."""
+    """Return whether the cluster no longer receives a pod's status from its node."""
     status = pod.get("status") or {}
     if status.get("reason") == "NodeLost" or status.get("phase") == "Unknown":
         return True
@@ -162,30 +162,30 @@ def is_node_lost(pod: Json) -> bool:
 
 
 def has_begun(pod: Json) -> bool:
-    """Say whether the command of a pod runs, whether its ports answer or not."""
+    """Return whether a pod's command runs, even if its ports do not answer yet."""
     return ((_main(pod.get("status") or {}) or {}).get("state") or {}).get("running") is not None
 
 
 def is_over(pod: Json) -> bool:
-    """Say whether nothing of a pod will run by itself."""
+    """Return whether a pod has failed and will not run again by itself."""
     return judge(pod).phase is Phase.FAILED
 
 
 def ports_of(pod: Json) -> dict[str, int]:
-    """Return the ports of a sandbox by name."""
+    """Return a sandbox's port numbers by name, from the pod's annotation."""
     text = names.annotations_of(pod).get(names.PORTS, "")
     pairs = [part.partition("=") for part in text.split(",") if part]
     return {name: int(number) for name, _, number in pairs if number.isdigit()}
 
 
 def awaited_of(pod: Json) -> list[str]:
-    """Return the names of the ports that must answer; the kubelet asks the first of them."""
+    """Return the names of the ports that must answer; the kubelet probes the first of them."""
     text = names.annotations_of(pod).get(names.AWAITED, "")
     return [name for name in text.split(",") if name]
 
 
 def address_of(pod: Json) -> str:
-    """Return a pod's address, as it is written in a URL; empty while it has none."""
+    """Return a pod's IP address as written in a URL; empty while it has none."""
     address = str((pod.get("status") or {}).get("podIP") or "")
     return f"[{address}]" if ":" in address else address
 

@@ -1,6 +1,6 @@
-"""The way into a cluster: by a kubeconfig, with a program of its own if it says so, or in a pod.
+"""Credentials for a cluster: from a kubeconfig, a program that it names, or a pod's account.
 
-Only here is the client library spoken to; what it reads and starts, it does in a thread.
+Only this module calls the client library, in a thread, because it reads files and runs programs.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ _DEFAULT: Final = "default"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How the API server is spoken to now."""
+    """The API server's address, and credentials for it that may expire."""
 
     url: str
     namespace: str
     token: Secret
-    """The whole value of the header; empty for none."""
+    """The complete value of the Authorization header; empty for no header."""
     ssl_context: ssl.SSLContext | None = None
     server_name: str | None = None
     proxy: str | None = None
@@ -36,7 +36,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time for another."""
+        """Whether the credentials have expired, or expire within 60 seconds."""
         return self.expires_at is not None and self.expires_at - _EARLIER <= now()
 
 
@@ -46,7 +46,7 @@ async def log_in(
     environment: Mapping[str, str] = os.environ,
     account: Path = ACCOUNT,
 ) -> Access:
-    """Read the credentials anew; raises BackendUnavailable where there are none that work."""
+    """Read the current credentials; raises BackendUnavailable if they cannot be loaded."""
     try:
         async with asyncio.timeout(config.request_seconds):
             return await asyncio.to_thread(_in_thread, config, environment, account)

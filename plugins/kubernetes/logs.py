@@ -16,7 +16,7 @@ _BEGINNING: Final = datetime.fromtimestamp(0, UTC)
 
 
 async def read_log(api: Api, path: str, tail: int) -> AsyncIterator[LogLine]:
-    """Yield the last lines there are; none of a pod that has not begun, or is gone."""
+    """Yield the last `tail` lines; no lines if the pod has not started or is gone."""
     query = {**_QUERY, "tailLines": str(tail)}
     async for line in _lines(api, path, query):
         yield line
@@ -25,7 +25,7 @@ async def read_log(api: Api, path: str, tail: int) -> AsyncIterator[LogLine]:
 async def follow_log(
     api: Api, path: str, tail: int, exists: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[LogLine]:
-    """Yield the last lines and what comes after them, as long as the sandbox exists."""
+    """Yield the last `tail` lines and then new ones, as long as the sandbox exists."""
     last = _BEGINNING
     query = {**_QUERY, "tailLines": str(tail), "follow": "true"}
     while await exists():
@@ -58,7 +58,7 @@ async def _lines(api: Api, path: str, query: dict[str, str]) -> AsyncIterator[Lo
 
 
 def to_line(line: bytes) -> LogLine:
-    """Return a line that begins with its time; the cluster tells no two streams apart."""
+    """Parse a line that begins with its time; the API does not separate stdout and stderr."""
     stamp, _, text = line.decode(errors="replace").rstrip("\r\n").partition(" ")
     try:
         at = datetime.fromisoformat(stamp).astimezone(UTC)

@@ -1,7 +1,8 @@
-"""The steps by which a sandbox is made in a cluster, and unmade; each may be repeated.
+"""Steps that create and remove a sandbox's objects in a cluster; each may be repeated.
 
-The claim comes first and owns the rest. Objects are named for their sandbox and applied whole, so
-that to make them twice makes one. What has the name and is of somebody else is left alone.
+The claim is created first and owns the other objects. Objects are named after their sandbox and
+applied as a whole, so that repeated creation yields one object. An order is rejected if another
+owner has an object of the sandbox's name, and only the sandbox's own objects are removed.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ _BODIES: Final = msgspec.json.Decoder(dict[str, Json])
 
 
 class Maker:
-    """Makes and removes sandboxes of one installation in one namespace."""
+    """Creates and removes sandboxes of one installation in one namespace."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Maker:
         self._keeps_checkpoints = keeps_checkpoints
 
     async def make(self, order: Order) -> None:
-        """Make everything; a pod that is there already stays."""
+        """Create all objects of a sandbox, unless it has a pod that is not being removed."""
         found = await self.find_pod(order.sandbox_id)
         if found is not None and not names.is_ending(found):
             return
@@ -81,7 +82,7 @@ class Maker:
         await self._start(order.sandbox_id, bodies, owner)
 
     async def begin_with(self, order: Order, source: Json) -> None:
-        """Make the claim of a sandbox with the files of a snapshot; `make` goes on from it."""
+        """Create a sandbox's claim from a snapshot; `make` creates the other objects."""
         await self._check_names(order.sandbox_id)
         context = PodContext(
             instance_id=self._instance_id, namespace=self._namespace, config=self._config
@@ -89,7 +90,7 @@ class Maker:
         await self._claim(order, context, source)
 
     async def start_again(self, sandbox_id: str, claim: Json) -> None:
-        """Make the pods anew that the claim remembers; raises Conflict if it remembers none."""
+        """Create the pods again from the claim's stored manifests; raises Conflict without them."""
         try:
             bodies = _BODIES.decode(names.annotations_of(claim).get(names.POD, ""))
         except msgspec.MsgspecError as exc:
@@ -97,12 +98,12 @@ class Maker:
         await self._start(sandbox_id, bodies, claim)
 
     async def find_pod(self, sandbox_id: str) -> Json | None:
-        """Return our pod of a sandbox, or None; raises BackendUnavailable if nobody knows."""
+        """Return a sandbox's own pod, or None; raises BackendUnavailable if that is unknown."""
         found = await self._watch.find(self._namespace, names.main(sandbox_id))
         return found if names.is_own(found, self._instance_id, sandbox_id) else None
 
     async def has_begun(self, sandbox_id: str) -> bool:
-        """Say whether a sandbox runs commands; one that is on its way is waited for."""
+        """Return whether a sandbox can run commands; wait for a pod that is starting."""
         until = monotonic() + self._config.request_seconds
         async with self._watch.changes(names.main(sandbox_id)) as changed:
             while (pod := await self.find_pod(sandbox_id)) is not None:
@@ -113,17 +114,17 @@ class Maker:
         return False
 
     async def find_claim(self, sandbox_id: str) -> Json | None:
-        """Return our claim of a sandbox, or None where it is gone or going."""
+        """Return a sandbox's own claim, or None if it is gone or being removed."""
         found = await self.find("persistentvolumeclaims", names.main(sandbox_id), sandbox_id)
         return None if found is None or names.is_ending(found) else found
 
     async def find(self, kind: Kind, name: str, sandbox_id: str) -> Json | None:
-        """Return our object of that name, or None."""
+        """Return the sandbox's own object of that name, or None."""
         found = await self._api.get(names.path(kind, self._namespace, name))
         return found if names.is_own(found, self._instance_id, sandbox_id) else None
 
     async def mark_paused(self, sandbox_id: str, *, is_paused: bool) -> None:
-        """Note at the claim whether the sandbox was paused on purpose."""
+        """Record at the claim whether the sandbox is paused; raises Conflict without a claim."""
         path = names.path("persistentvolumeclaims", self._namespace, names.main(sandbox_id))
         body = {"metadata": {"annotations": {names.PAUSED: "yes" if is_paused else None}}}
         found = await self._api.ask(
@@ -133,12 +134,12 @@ class Maker:
             raise Conflict("The sandbox's files are gone")
 
     async def end(self, sandbox_id: str) -> None:
-        """Remove the pods of a sandbox, and return when nothing of them runs."""
+        """Remove the pods of a sandbox, and wait until they are gone."""
         for name in (names.main(sandbox_id), names.gateway(sandbox_id)):
             await self._end_pod(sandbox_id, name, is_forced=False)
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove everything of a sandbox, and return when it is gone."""
+        """Remove all objects of a sandbox, and wait until its pods and claim are gone."""
         for name in (names.main(sandbox_id), names.gateway(sandbox_id)):
             await self._end_pod(sandbox_id, name, is_forced=True)
         for kind in _KINDS:
@@ -156,7 +157,7 @@ class Maker:
     # The parts
 
     async def _check_names(self, sandbox_id: str) -> None:
-        """Raise OrderRejected where something of that name is somebody else's."""
+        """Raise OrderRejected if another owner has an object of the sandbox's name."""
         name = names.main(sandbox_id)
         kinds: tuple[Kind, ...] = ("pods", *_KINDS)
         for kind in kinds:
@@ -198,7 +199,7 @@ class Maker:
             self._watch.put(await self._apply("pods", manifest))
 
     async def _apply(self, kind: Kind, manifest: Json) -> Json:
-        """Have an object be as it is described, whether there is one or not."""
+        """Create an object, or update it to match its manifest; return it."""
         name = manifest["metadata"]["name"]
         query = {"fieldManager": objects.FIELD_MANAGER, "force": "true"}
         found = await self._api.ask(
@@ -231,7 +232,7 @@ class Maker:
         await self._wait_for_end(sandbox_id, name)
 
     async def _wait_for_end(self, sandbox_id: str, name: str) -> None:
-        """Wait until a pod that is being removed is gone; any other may stay."""
+        """Wait until a pod that is being removed is gone; return at once for any other pod."""
         until = monotonic() + self._config.stop_seconds + self._config.end_seconds
         async with self._watch.changes(name) as changed:
             while (found := await self.find("pods", name, sandbox_id)) is not None:

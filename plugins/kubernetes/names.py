@@ -18,7 +18,7 @@ CHECKPOINTS: Final = "agentsvc/checkpoints"
 ROLLBACK: Final = "agentsvc/rollback"
 
 SNAPSHOTS: Final = "snapshot.storage.k8s.io"
-"""The group of what volume snapshots are."""
+"""The API group of volume snapshots."""
 
 _PREFIX: Final = "oh-agent-server-"
 
@@ -41,22 +41,22 @@ _GROUPS: Final[Mapping[Kind, str]] = {
 
 
 def main(sandbox_id: str) -> str:
-    """Return the name of a sandbox's pod, claim, secret, service and policy."""
+    """Return the name of a sandbox's objects, except those of its gateway."""
     return _PREFIX + sandbox_id
 
 
 def gateway(sandbox_id: str) -> str:
-    """Return the name of what lets a sandbox out to listed hosts."""
+    """Return the name of the objects of a sandbox's gateway."""
     return f"{_PREFIX}{sandbox_id}-gateway"
 
 
 def layer(layer_id: str) -> str:
-    """Return the name of the snapshot that a layer is."""
+    """Return the name of a layer's snapshot."""
     return f"{_PREFIX}layer-{layer_id}"
 
 
 def labels(instance_id: str, sandbox_id: str, role: str = "sandbox") -> dict[str, str]:
-    """Return what everything that is made for a sandbox is labelled with."""
+    """Return the labels of an object created for a sandbox."""
     return {
         INSTALLATION: instance_id,
         SANDBOX: sandbox_id,
@@ -66,7 +66,7 @@ def labels(instance_id: str, sandbox_id: str, role: str = "sandbox") -> dict[str
 
 
 def labels_of_layer(instance_id: str, layer_id: str) -> dict[str, str]:
-    """Return what a layer is labelled with: it is of no sandbox."""
+    """Return the labels of a layer, which belongs to no sandbox."""
     return {
         INSTALLATION: instance_id,
         LAYER: layer_id,
@@ -75,17 +75,17 @@ def labels_of_layer(instance_id: str, layer_id: str) -> dict[str, str]:
 
 
 def is_layer(found: Mapping[str, Any]) -> bool:
-    """Say whether a snapshot is a layer, and so of no sandbox."""
+    """Return whether a snapshot is a layer, which belongs to no sandbox."""
     return LAYER in labels_of(found)
 
 
 def selector(instance_id: str, sandbox_id: str, role: str) -> dict[str, str]:
-    """Return the labels by which a sandbox's pods of one kind are chosen."""
+    """Return the labels that select a sandbox's pods of one role."""
     return {INSTALLATION: instance_id, SANDBOX: sandbox_id, ROLE: role}
 
 
 def is_own(found: Mapping[str, Any] | None, instance_id: str, sandbox_id: str) -> bool:
-    """Say whether an object is one of a sandbox of this installation."""
+    """Return whether an object belongs to this sandbox of this installation."""
     told = labels_of(found or {})
     return (told.get(INSTALLATION), told.get(SANDBOX)) == (instance_id, sandbox_id)
 
@@ -101,21 +101,21 @@ def annotations_of(found: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def uid_of(found: Mapping[str, Any]) -> str:
-    """Return what tells an object from others of its name, before and after it."""
+    """Return an object's UID, which differs from those of earlier and later objects of its name."""
     return str((found.get("metadata") or {}).get("uid") or "")
 
 
 def is_ending(found: Mapping[str, Any]) -> bool:
-    """Say whether an object is being deleted."""
+    """Return whether an object is being deleted."""
     return bool((found.get("metadata") or {}).get("deletionTimestamp"))
 
 
 def path(kind: Kind, namespace: str, name: str = "", *, below: str = "") -> str:
-    """Return the path of an object, of what is below it, or of all of a kind."""
+    """Return the API path of an object, of its subresource `below`, or of all objects of a kind."""
     parts = [_GROUPS.get(kind, "api/v1"), "namespaces", namespace, kind, name, below]
     return "/".join(part for part in parts if part)
 
 
 def of_installation(instance_id: str) -> str:
-    """Return the selector of everything of this installation."""
+    """Return the label selector of all objects of this installation."""
     return f"{INSTALLATION}={instance_id}"

@@ -1,7 +1,8 @@
-"""The objects that a sandbox is made of, as the API takes them. Pure.
+"""Manifests of the objects of a sandbox. Pure.
 
-They keep the restricted Pod Security Standard: no root, no rights, the runtime's own seccomp
-profile, and nothing of the node. The claim owns the others, so that none outlives it.
+They meet the restricted Pod Security Standard: no root user, no capabilities, the runtime's
+default seccomp profile, and no access to the node. The claim owns the other objects, so that none
+outlives it.
 """
 
 import posixpath
@@ -20,7 +21,7 @@ type Json = dict[str, Any]
 
 CONTAINER: Final = "sandbox"
 RESTORE: Final = "restore"
-"""The init container that puts the files of a checkpoint back."""
+"""The init container that restores the files of a checkpoint."""
 FIELD_MANAGER: Final = "agentsvc"
 
 _PREPARE: Final = "prepare"
@@ -29,17 +30,17 @@ _UNREACHABLE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unrea
 
 
 class PodContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and for whom a sandbox is made."""
+    """The installation, namespace and settings for which a sandbox is created."""
 
     instance_id: str
     namespace: str
     config: KubernetesConfig
     proxy_url: str = ""
-    """Of the sandbox's gateway."""
+    """URL of the proxy in the sandbox's gateway; empty without a gateway."""
 
 
 def claim(order: Order, context: PodContext, source: Json | None = None) -> Json:
-    """Return the claim with the sandbox's files, which begin as a snapshot has them."""
+    """Return the claim for the sandbox's files, filled from the snapshot `source` if given."""
     options, config = plan.to_options(order), context.config
     size = options.storage_size or config.storage_size
     if order.limits.disk_bytes is not None:
@@ -69,7 +70,7 @@ def claim(order: Order, context: PodContext, source: Json | None = None) -> Json
 
 
 def secret(order: Order, context: PodContext, owner: Json) -> Json:
-    """Return the variables that are secret, outside of the pod."""
+    """Return the Secret with the secret variables, whose values are not in the pod's manifest."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -80,7 +81,7 @@ def secret(order: Order, context: PodContext, owner: Json) -> Json:
 
 
 def service(order: Order, context: PodContext, owner: Json) -> Json:
-    """Return the name by which the sandbox is reached in the cluster, whichever its pod is."""
+    """Return the Service, whose DNS name stays the same when the sandbox's pod is replaced."""
     ports = choose_ports(order.ports)
     return {
         "apiVersion": "v1",
@@ -100,7 +101,10 @@ def service(order: Order, context: PodContext, owner: Json) -> Json:
 
 
 def policy(order: Order, context: PodContext, owner: Json) -> Json:
-    """Return what may connect to the sandbox, and what it may connect to: else nothing."""
+    """Return the NetworkPolicy: only this server may connect to the sandbox's ports.
+
+    The sandbox may connect to its gateway only, or to an open network.
+    """
     numbers = choose_ports(order.ports).values()
     config = context.config
     ingress = []
@@ -127,7 +131,7 @@ def policy(order: Order, context: PodContext, owner: Json) -> Json:
 
 
 def pod(order: Order, context: PodContext) -> Json:
-    """Return the pod, but for its owner."""
+    """Return the sandbox's pod without its owner reference."""
     options, config = plan.to_options(order), context.config
     ports = choose_ports(order.ports)
     directory = working_dir(order.working_dir, options.workspace)
@@ -155,7 +159,7 @@ def pod(order: Order, context: PodContext) -> Json:
 
 
 def owned(manifest: Json, owner: Json) -> Json:
-    """Return a manifest that goes with its owner."""
+    """Return a manifest with an owner reference, by which it is removed with its owner."""
     metadata = {**manifest["metadata"], "ownerReferences": [reference(owner)]}
     return {**manifest, "metadata": metadata}
 
@@ -173,7 +177,7 @@ def hardened(*, read_only: bool = False) -> Json:
 
 
 def pod_spec(options: plan.Options, config: KubernetesConfig) -> Json:
-    """Return what all pods of a sandbox have in common."""
+    """Return the fields that the specs of a sandbox's pods share."""
     user, group = plan.user_of(options, config)
     optional = {
         "serviceAccountName": options.service_account or config.service_account,
@@ -297,7 +301,7 @@ def metadata_of(
     annotations: Mapping[str, str] | None = None,
     owner: Json | None = None,
 ) -> Json:
-    """Return what every object of a sandbox is called, and by what it is found."""
+    """Return the name, namespace and labels of a sandbox's object, with annotations and owner."""
     found: Json = {
         "name": names.main(order.sandbox_id),
         "namespace": context.namespace,
@@ -311,7 +315,7 @@ def metadata_of(
 
 
 def reference(owner: Json) -> Json:
-    """Return what makes something go when the claim goes."""
+    """Return the owner reference by which an object is removed with the claim."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -338,7 +342,7 @@ def _servers(config: KubernetesConfig) -> list[Json]:
 
 
 def everywhere(config: KubernetesConfig) -> list[Json]:
-    """Return where an open network leads: to names, to the server, to all but closed addresses."""
+    """Return an open network's egress rules: DNS, this server, and all but the closed addresses."""
     anywhere = [{"ipBlock": {"cidr": cidr}} for cidr in ("0.0.0.0/0", "::/0")]
     closed: dict[bool, list[str]] = {False: [], True: []}
     for cidr in config.closed_cidrs:

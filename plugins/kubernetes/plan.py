@@ -1,4 +1,4 @@
-"""From an order to what it means in a cluster. Pure."""
+"""Validates an order, and derives the options, variables and resources of its pod. Pure."""
 
 import posixpath
 import re
@@ -21,7 +21,7 @@ type OptionalQuantity = Annotated[
 WORKSPACE: Final = "/workspace"
 PROXY_PORT: Final = 3128
 LIMITS: Final = ("cpus", "memory_bytes", "disk_bytes")
-"""What can be a limit of a pod or a claim."""
+"""The limits of an order that a pod or a claim can have."""
 
 _CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
 _ID: Final = re.compile(r"[a-z0-9]{3,32}")
@@ -37,15 +37,15 @@ _POWERS: Final = "kmgtpe"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a spec for this backend may say in `options`."""
+    """The `options` of a spec for this backend."""
 
     service_account: Name = ""
     image_pull_secrets: tuple[Name, ...] = ()
-    """Beside those of the backend's table."""
+    """In addition to those of the backend's table."""
     node_selector: dict[str, str] = {}
-    """Beside that of the backend's table."""
+    """In addition to that of the backend's table."""
     tolerations: tuple[Toleration, ...] = ()
-    """Beside those of the backend's table."""
+    """In addition to those of the backend's table."""
     runtime_class: Name = ""
     priority_class: Name = ""
     user: Annotated[str, msgspec.Meta(pattern=r"^([1-9][0-9]*(:[1-9][0-9]*)?)?$")] = ""
@@ -54,15 +54,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     storage_class: str = ""
     storage_size: OptionalQuantity = ""
     read_only: bool = False
-    """Nothing but the workspace and /tmp can be written to."""
+    """Whether only the workspace, /tmp and /dev/shm are writable."""
     workspace: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9_./-]+$")] = WORKSPACE
-    """Where the claim with the sandbox's files is."""
+    """Directory at which the claim with the sandbox's files is mounted."""
     shm_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 256 * 1024 * 1024
     """Size of /dev/shm, which browsers need."""
 
 
 def to_options(asked: Spec | Order) -> Options:
-    """Return the options; raises OrderRejected for what is not one."""
+    """Return the parsed options; raises OrderRejected if they are invalid."""
     try:
         return msgspec.convert(asked.options, Options)
     except msgspec.ValidationError as exc:
@@ -70,7 +70,7 @@ def to_options(asked: Spec | Order) -> Options:
 
 
 def check(asked: Spec | Order) -> None:
-    """Raise OrderRejected for what could never be made."""
+    """Raise OrderRejected for a spec or an order that could never be created."""
     options = to_options(asked)
     if not asked.image:
         raise OrderRejected("A kubernetes sandbox needs an image")
@@ -116,7 +116,7 @@ def _check_bytes(order: Order) -> None:
 
 
 def user_of(options: Options, config: KubernetesConfig) -> tuple[int, int]:
-    """Return the numbers of the user and the group a sandbox runs as."""
+    """Return the numeric ids of the user and the group that a sandbox runs as."""
     user, _, group = (options.user or config.user).partition(":")
     return int(user), int(group or user)
 
@@ -127,19 +127,19 @@ def runtime_of(options: Options, config: KubernetesConfig) -> str:
 
 
 def isolation_of(runtime_class: str) -> Isolation:
-    """Return how far pods of a RuntimeClass are kept apart, which only its name tells."""
+    """Return the isolation of pods with a RuntimeClass, as its name suggests."""
     if _GVISOR.search(runtime_class):
         return Isolation.GVISOR
     return Isolation.VM if _VM.search(runtime_class) else Isolation.CONTAINER
 
 
 def literal(text: str) -> str:
-    """Return a text so that the kubelet, which replaces `$(NAME)`, leaves it as it was."""
+    """Escape a text for the kubelet, which would expand `$(NAME)`."""
     return text.replace("$", "$$")
 
 
 def callback_of(env: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port to which a sandbox reports; None where it has no way there."""
+    """Return the host and port of a sandbox's callback URL; None if it is missing or loopback."""
     url = urlsplit(env.get(_CALLBACK_VARIABLE, ""))
     if is_loopback(url.hostname or ""):
         return None
@@ -147,12 +147,12 @@ def callback_of(env: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is whoever asks."""
+    """Return whether a host is a loopback address, the unspecified IPv4 address or empty."""
     return host in _LOOPBACK
 
 
 def environment_of(order: Order, options: Options, proxy_url: str) -> dict[str, str]:
-    """Return the variables that are no secret."""
+    """Return the variables that are not secret, including those for the proxy."""
     ports = choose_ports(order.ports)
     env = {name: fill(value, ports) for name, value in order.env.items()}
     if options.read_only:
@@ -168,7 +168,7 @@ def environment_of(order: Order, options: Options, proxy_url: str) -> dict[str, 
 
 
 def resources_of(order: Order, options: Options, config: KubernetesConfig) -> Json:
-    """Return what a container may use, and what is set aside for it."""
+    """Return a container's resource limits, and its requests, which the limits cap."""
     limits: dict[str, str] = {}
     if order.limits.cpus is not None:
         limits["cpu"] = f"{round(order.limits.cpus * 1000)}m"
@@ -183,13 +183,13 @@ def resources_of(order: Order, options: Options, config: KubernetesConfig) -> Js
 
 
 def set_limits(order: Order) -> list[str]:
-    """Return the names of the limits an order has."""
+    """Return the names of the limits that an order sets."""
     limits = msgspec.structs.asdict(order.limits)
     return [name for name, value in limits.items() if value is not None]
 
 
 def needs_gateway(network: Network) -> bool:
-    """Say whether a sandbox goes out by its gateway only."""
+    """Return whether sandboxes with this network connect through a gateway only."""
     return network is not Network.OPEN
 
 
@@ -198,7 +198,7 @@ def _lesser(value: str, limit: str | None) -> str:
 
 
 def amount(quantity: str) -> float:
-    """Return the number that a quantity of Kubernetes stands for."""
+    """Return the value of a Kubernetes quantity such as `10Gi`; raises OrderRejected if invalid."""
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         raise OrderRejected(f"`{quantity}` is no quantity")

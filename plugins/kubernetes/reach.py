@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 
 async def answers(url: str, time_limit: float) -> bool:
-    """Say whether somebody listens at an address."""
+    """Return whether the host and port of a URL accept a connection within `time_limit` seconds."""
     target = urlsplit(url)
     try:
         async with asyncio.timeout(time_limit):

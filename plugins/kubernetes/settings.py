@@ -1,4 +1,4 @@
-"""The `[backends.kubernetes]` table: which cluster there is, and how it is used."""
+"""The `[backends.kubernetes]` table: the cluster, and settings for its sandboxes."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import msgspec
 from agentsvc.base import StartFailed
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod has what it speaks to its cluster with."""
+"""Directory in a pod with its service account's token, CA certificate and namespace."""
 
 type Json = dict[str, Any]
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -22,7 +22,7 @@ type Reach = Literal["auto", "pod", "service", "port-forward"]
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A taint of nodes that sandboxes put up with, as Kubernetes writes it."""
+    """A taint of nodes that sandboxes tolerate, with the fields that Kubernetes uses."""
 
     key: str = ""
     operator: Literal["Exists", "Equal"] = "Equal"
@@ -35,32 +35,32 @@ class KubernetesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The `[backends.kubernetes]` table."""
 
     kubeconfig: str = ""
-    """File with the way into the cluster; empty for KUBECONFIG, in a pod for the pod's own service
-    account, else for ~/.kube/config."""
+    """Kubeconfig file; empty for KUBECONFIG, otherwise the service account if this server runs in a
+    pod, otherwise ~/.kube/config."""
     context: str = ""
-    """Of the kubeconfig; empty for its current one."""
+    """Context of the kubeconfig; empty for its current one."""
     namespace: Namespace = ""
-    """Where sandboxes are made; empty for that of the context, or of this server's pod."""
+    """Namespace of the sandboxes; empty for that of the context, or of this server's pod."""
     reach: Reach = "auto"
-    """How this server reaches pods: `service` by the DNS of the cluster, `pod` at their addresses,
+    """How this server connects to pods: `service` by the cluster's DNS, `pod` by their addresses,
     `port-forward` through the API server; `auto` is `service` in a pod, else `port-forward`."""
     callback: Url = ""
     """URL at which sandboxes reach this server; empty for `server.internal_url`, or
-    `server.public_url` where that is an address of this machine only."""
+    `server.public_url` if that is a loopback address."""
     server_labels: dict[str, str] = {}
-    """Labels of this server's pods, for the network policies; empty where it runs in no pod."""
+    """Labels of this server's pods, for the network policies; empty if it does not run in a pod."""
     server_cidrs: tuple[str, ...] = ()
-    """Addresses from which this server comes to pods where `reach` is `pod`."""
+    """Address ranges from which this server connects to pods if `reach` is `pod`."""
     enforces_network_policies: bool = False
-    """Whether the cluster's network holds pods to NetworkPolicy objects, which nobody can ask it:
+    """Whether the cluster's network enforces NetworkPolicy objects, which cannot be detected; only
     then specs may have another network than `open`."""
     closed_cidrs: tuple[str, ...] = ("169.254.0.0/16", "fe80::/10")
-    """Addresses that sandboxes with an open network may not reach."""
+    """Address ranges that sandboxes with an open network may not reach, except for DNS."""
     gateway_image: str = ""
-    """Image with a python3 of 3.12 or newer for the gateways of `allowlist`; empty for the
+    """Image with Python 3.12 or newer for the gateways of restricted networks; empty for the
     sandbox's own."""
     service_account: Name = ""
-    """Of the sandboxes' pods, which get no token of it; empty for the namespace's default."""
+    """Service account of sandboxes, which get no token; empty for the namespace's default."""
     image_pull_secrets: tuple[Name, ...] = ()
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     node_selector: dict[str, str] = {}
@@ -69,33 +69,33 @@ class KubernetesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """RuntimeClass of sandboxes, such as that of gVisor; empty for the cluster's default."""
     priority_class: Name = ""
     user: Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]*(:[1-9][0-9]*)?$")] = "1000:1000"
-    """User and group of sandboxes as numbers, never root; files in the claim are the group's."""
+    """User and group of sandboxes as numbers, never root; the group owns the files in the claim."""
     storage_class: str = ""
     """StorageClass of the claims; empty for the cluster's default."""
     storage_size: Quantity = "10Gi"
-    """Size of a claim where the spec has no limit `disk_bytes`."""
+    """Size of a claim if the spec has neither the limit `disk_bytes` nor its own `storage_size`."""
     snapshot_class: Name = ""
-    """VolumeSnapshotClass by which files are kept and copied; empty for the only one that is of the
-    storage class's driver and removes what is deleted, or the default one of several."""
+    """VolumeSnapshotClass for saving and copying files; empty for the only one with the storage
+    class's driver and the deletion policy `Delete`, or the default one of several."""
     enforces_storage_size: bool = False
-    """Whether the storage class keeps volumes to their size: then `disk_bytes` is a limit."""
+    """Whether the storage class enforces volume sizes; only then specs may limit `disk_bytes`."""
     cpu_request: Quantity = "100m"
-    """What is set aside of a node's processors for a sandbox; the spec's limit caps it."""
+    """CPU reserved on a node for a sandbox, at most the spec's limit."""
     memory_request: Quantity = "256Mi"
     node_lost_seconds: Annotated[int, msgspec.Meta(ge=0)] = 300
-    """How long a node may not answer before the cluster gives up the sandboxes on it."""
+    """How long a node may be unreachable before the cluster evicts the sandboxes on it."""
     request_seconds: Positive = 30.0
-    """How long the API server may take to answer."""
+    """Timeout of a request to the API server."""
     connect_seconds: Positive = 1.0
-    """How long one attempt to reach a port may take."""
+    """Timeout of one attempt to connect to a port."""
     stop_seconds: Annotated[int, msgspec.Meta(ge=1)] = 5
-    """How long a sandbox has to end by itself."""
+    """Grace period for a sandbox to end by itself."""
     end_seconds: Positive = 60.0
-    """How long its node may take, after that, to say that it has ended."""
+    """How long the node may take, after that, to report that the sandbox has ended."""
 
 
 def check(config: KubernetesConfig, *, is_inside: bool) -> None:
-    """Raise StartFailed where the table makes no sense."""
+    """Raise StartFailed for an invalid CIDR, or if network policies would block this server."""
     for key in ("server_cidrs", "closed_cidrs"):
         for cidr in getattr(config, key):
             try:
@@ -113,7 +113,7 @@ def check(config: KubernetesConfig, *, is_inside: bool) -> None:
 def is_in_cluster(
     config: KubernetesConfig, environment: Mapping[str, str], account: Path = ACCOUNT
 ) -> bool:
-    """Say whether this server runs in a pod and uses what the pod has been given."""
+    """Return whether this server logs in by its pod's service account: no kubeconfig is set."""
     is_told = bool(config.kubeconfig or environment.get("KUBECONFIG"))
     return (
         not is_told and "KUBERNETES_SERVICE_HOST" in environment and (account / "token").is_file()
@@ -121,7 +121,10 @@ def is_in_cluster(
 
 
 def way_to_pods(config: KubernetesConfig, *, is_inside: bool) -> Reach:
-    """Return how pods are reached: outside of the cluster, addresses may be somebody else's."""
+    """Return how this server connects to pods.
+
+    Outside of a cluster, `auto` is `port-forward`, because a pod's address may be another host's.
+    """
     if config.reach != "auto":
         return config.reach
     return "service" if is_inside else "port-forward"

@@ -1,8 +1,8 @@
-"""Volume snapshots: how files of sandboxes are kept and copied, where a cluster takes any.
+"""Volume snapshots, by which files of sandboxes are saved and copied if the cluster supports them.
 
-A layer is a snapshot that belongs to no sandbox. One of a sandbox that is to be copied belongs to the
-one that is to begin with it, and goes when that has its files. None is removed as long as a claim is
-still to be filled from it: some clusters would never fill it then.
+A layer is a snapshot that belongs to no sandbox. A snapshot for a copy belongs to the new sandbox,
+and is removed once that has its files, or with it. No snapshot is removed while a claim that stays
+is still to be filled from it, because some clusters would never fill the claim then.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _NO_RIGHT: Final = (
 
 
 class Snapshots:
-    """Knows whether a cluster takes snapshots, and has it take and remove them."""
+    """Detects whether a cluster takes volume snapshots, and creates and removes them."""
 
     def __init__(self, api: Api, config: KubernetesConfig, instance_id: str) -> None:
         self._api = api
@@ -45,22 +45,22 @@ class Snapshots:
         self._storage: list[Json] | None = None
         self._classes: list[Json] | None = None
         self.why_not = "the backend is not open"
-        """Why none can be taken of claims of the configured storage class, or nothing."""
+        """Why claims of the configured storage class cannot be snapshotted; empty if they can."""
         self.has_any = False
-        """Whether there may be some. It stays so: that an API is not found is no reason to take for
-        gone what it had."""
+        """Whether snapshots may exist. Once True it stays so: if the API is missing later, its
+        objects may still exist."""
 
     async def look_around(self) -> None:
-        """Find out whether the cluster takes any; raises BackendUnavailable if it does not say."""
+        """Detect whether snapshots can be taken; raises BackendUnavailable without a response."""
         try:
             self.why_not = await self._find_out()
         except OrderRejected as exc:
             self.why_not = exc.message
 
     async def keep_layer(self, claim: Json, layer_id: str, *, max_bytes: int) -> int:
-        """Have a layer made of a claim that nobody uses; return its bytes.
+        """Take a snapshot of an unused claim as a layer; return its size in bytes.
 
-        Raises StillFetching until it is there, OrderRejected where it cannot be made or is larger.
+        Raises StillFetching until it is ready, OrderRejected if it cannot be taken or is too large.
         """
         name = names.layer(layer_id)
         labels = names.labels_of_layer(self._instance_id, layer_id)
@@ -74,7 +74,7 @@ class Snapshots:
         return size
 
     async def find_layer(self, namespace: str, layer_id: str) -> Json:
-        """Return the snapshot that a layer is; raises OrderRejected where there is none."""
+        """Return the snapshot of a layer; raises OrderRejected if there is none that is ready."""
         name, labels = names.layer(layer_id), names.labels_of_layer(self._instance_id, layer_id)
         found = await self._find(namespace, name) if self.has_any else None
         if (
@@ -87,24 +87,24 @@ class Snapshots:
         return found
 
     async def copy(self, claim: Json, sandbox_id: str) -> Json:
-        """Return a snapshot of a claim with which a sandbox is to begin.
+        """Take a snapshot of a claim for a new sandbox to start from, and return it.
 
-        Raises StillFetching until it is there, OrderRejected where it cannot be made.
+        Raises StillFetching until it is ready, OrderRejected if it cannot be taken.
         """
         labels = names.labels(self._instance_id, sandbox_id, "copy")
         return await self._take(claim, names.main(sandbox_id), labels)
 
     async def is_copying(self, namespace: str, sandbox_id: str) -> bool:
-        """Say whether a snapshot for a sandbox was begun."""
+        """Return whether there is a snapshot for a new sandbox to start from, ready or not."""
         return await self._find_copy(namespace, sandbox_id) is not None
 
     async def forget_copy(self, namespace: str, sandbox_id: str) -> None:
-        """Remove the snapshot for a sandbox, if there is one."""
+        """Remove the snapshot that a sandbox was to start from, if there is one."""
         if self.has_any and (found := await self._find_copy(namespace, sandbox_id)):
             await self._delete(found)
 
     async def layers(self) -> list[str]:
-        """List the layers, those that were broken off half-way, too."""
+        """List the ids of the layers, including those whose snapshots are incomplete."""
         found = await self.listed()
         ids = [
             names.labels_of(one).get(names.LAYER, "") for one in found if not names.is_ending(one)
@@ -112,7 +112,7 @@ class Snapshots:
         return [one for one in ids if one]
 
     async def remove_layer(self, layer_id: str) -> None:
-        """Remove a layer that no claim is being filled from; fine if there is none."""
+        """Remove a layer unless a claim is being filled from it; idempotent."""
         namespace, name = self._api.namespace, names.layer(layer_id)
         labels = names.labels_of_layer(self._instance_id, layer_id)
         found = await self._find(namespace, name)
@@ -125,7 +125,7 @@ class Snapshots:
             await self._delete(found)
 
     async def listed(self) -> list[Json]:
-        """List all snapshots of this installation, by their names and labels only."""
+        """List the metadata of all snapshots of this installation."""
         if not self.has_any:
             return []
         path = names.path("volumesnapshots", self._api.namespace)
@@ -148,12 +148,12 @@ class Snapshots:
         return ""
 
     async def _all(self, path: str) -> list[Json] | None:
-        """Return the classes of a kind, which are no namespace's; None where they may not be read."""
+        """Return the cluster-wide classes of a kind; None if this server may not list them."""
         found = await self._api.ask("GET", path, expect=(_FORBIDDEN,))
         return None if found is None else found.get("items") or []
 
     def _class_for(self, storage_class: str) -> str:
-        """Return the snapshot class for a storage class; empty leaves it to the cluster."""
+        """Return the snapshot class for a storage class; if empty, the cluster chooses."""
         if self._storage is None or self._classes is None:
             return self._config.snapshot_class
         driver = driver_of(storage_class, self._storage)
@@ -194,7 +194,7 @@ class Snapshots:
 
 
 def is_served(groups: Json) -> bool:
-    """Say whether an API server has snapshots, by the list of what it has."""
+    """Return whether an API server's list of API groups includes volume snapshots."""
     for group in groups.get("groups") or ():
         if group.get("name") == names.SNAPSHOTS:
             return any(one.get("version") == _VERSION for one in group.get("versions") or ())
@@ -202,7 +202,7 @@ def is_served(groups: Json) -> bool:
 
 
 def manifest(claim: Json, name: str, labels: Mapping[str, str], chosen: str) -> Json:
-    """Return a snapshot of a claim as the API takes it."""
+    """Return the manifest of a snapshot of a claim."""
     return {
         "apiVersion": f"{names.SNAPSHOTS}/{_VERSION}",
         "kind": "VolumeSnapshot",
@@ -219,27 +219,27 @@ def manifest(claim: Json, name: str, labels: Mapping[str, str], chosen: str) -> 
 
 
 def is_ready(found: Json) -> bool:
-    """Say whether claims can begin with a snapshot."""
+    """Return whether claims can be filled from a snapshot."""
     return (found.get("status") or {}).get("readyToUse") is True
 
 
 def source_of(claim: Json) -> str:
-    """Return the name of the snapshot with which a claim begins, or nothing."""
+    """Return the name of the snapshot that a claim is filled from, or an empty text."""
     return str(((claim.get("spec") or {}).get("dataSource") or {}).get("name") or "")
 
 
 def is_filled(claim: Json) -> bool:
-    """Say whether a claim has its volume, and with it the files with which it begins."""
+    """Return whether a claim is bound to a volume, and therefore has its initial files."""
     return (claim.get("status") or {}).get("phase") == "Bound"
 
 
 def size_of(found: Json) -> int:
-    """Return how large a volume with a snapshot is at least; 0 where that is not told."""
+    """Return the minimum size in bytes of a volume for a snapshot; 0 if it is not reported."""
     return _bytes({"storage": (found.get("status") or {}).get("restoreSize")})
 
 
 def why_not_taken(found: Json, after_seconds: float) -> str:
-    """Say why a snapshot that has been asked for some time ago will not come, or nothing."""
+    """Return why a snapshot older than `after_seconds` cannot be taken, or an empty text."""
     began = parse_time(str((found.get("metadata") or {}).get("creationTimestamp")))
     if began is None or (now() - began).total_seconds() < after_seconds:
         # What fails at first is tried again.
@@ -266,9 +266,10 @@ def driver_of(storage_class: str, storage: Sequence[Json]) -> str:
 
 
 def choose(driver: str, wanted: str, classes: Sequence[Json]) -> str:
-    """Return the name of a snapshot class for a driver; raises OrderRejected where none is right.
+    """Return the name of the snapshot class for a driver; raises OrderRejected unless there is one.
 
-    One that keeps on the disks what is deleted in the cluster is not: nobody would remove it.
+    A class must have the deletion policy `Delete`: otherwise nobody would remove the data of
+    deleted snapshots from the storage.
     """
     found = [one for one in classes if one.get("driver") == driver]
     found = [one for one in found if one.get("deletionPolicy") == "Delete"]

@@ -1,4 +1,4 @@
-"""The specs that exist without configuration, once there is a kubernetes backend."""
+"""The spec that exists without configuration, if there is a kubernetes backend."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
-"""Ways through the API server to the ports of pods, for a server outside of the cluster.
+"""Port forwarding to pods through the API server, for a server outside of the cluster.
 
-For each port there is a socket in a directory that only this server may enter; each connection to
-it is carried to the pod by a WebSocket of its own, and ends with it.
+Each port has a Unix socket in a directory that only this server's user may enter; each connection
+to the socket is forwarded to the pod by its own WebSocket, and is closed with it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _PATH_MAX: Final = 107
-"""Bytes that the path of a socket may have."""
+"""Maximum length in bytes of the path of a socket."""
 _NAME_BYTES: Final = 24
 _CHUNK: Final = 65536
 _DATA: Final = 0
@@ -33,7 +33,7 @@ _PORT_BYTES: Final = 2
 
 
 class Tunnels:
-    """The sockets of one backend; they are made when somebody looks for them."""
+    """The sockets of one backend, created on first use."""
 
     def __init__(self, api: Api, state_dir: Path, instance_id: str) -> None:
         self._api = api
@@ -42,7 +42,7 @@ class Tunnels:
         self._opening = asyncio.Lock()
 
     async def url_of(self, namespace: str, sandbox_id: str, port: int) -> str:
-        """Return the URL of a port, and make its socket unless it is there."""
+        """Return the URL of a port; create its socket if it does not exist."""
         path = self._path_of(namespace, sandbox_id, port)
         async with self._opening:
             if path not in self._servers:
@@ -57,14 +57,14 @@ class Tunnels:
         return f"http+unix://{quote(str(path), safe='')}"
 
     async def forget(self, namespace: str, sandbox_id: str) -> None:
-        """Take the sockets of a sandbox away."""
+        """Close and remove the sockets of a sandbox."""
         mark = _hash(f"{namespace}/{sandbox_id}")
         for path in [path for path in self._servers if path.stem == mark]:
             self._servers.pop(path).close()
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def close(self) -> None:
-        """Take all of them away, and end what goes through them."""
+        """Remove all sockets and their directory; open connections end with the API session."""
         servers, self._servers = self._servers, {}
         for path, server in servers.items():
             server.close()
@@ -95,7 +95,7 @@ class Tunnels:
             writer.transport.abort()
 
     async def answers(self, namespace: str, sandbox_id: str, port: int, limit: float) -> bool:
-        """Say whether somebody listens at a port: the way there stays open for a moment."""
+        """Return whether a port answers: it sends data, or keeps the connection for `limit` s."""
         path = names.path("pods", namespace, names.main(sandbox_id), below="portforward")
         try:
             async with self._api.socket(path, {"ports": str(port)}) as socket:
@@ -136,7 +136,7 @@ async def _carry(
 
 
 async def _received(socket: "aiohttp.ClientWebSocketResponse") -> AsyncIterator[bytes]:
-    """Yield what comes from the pod; ends with its connection."""
+    """Yield the data that the pod sends, until it reports an error or the connection ends."""
     skipped: set[int] = set()
     async for message in socket:
         if not isinstance(message.data, bytes) or not message.data:
@@ -153,7 +153,7 @@ async def _received(socket: "aiohttp.ClientWebSocketResponse") -> AsyncIterator[
 
 
 def directory_for(state_dir: Path, instance_id: str) -> Path:
-    """Return the directory of the sockets: below the backend's own, if their paths fit there."""
+    """Return the directory of the sockets: below `state_dir`, unless their paths are too long."""
     wanted = state_dir / "pods"
     if len(os.fsencode(wanted)) + 1 + _NAME_BYTES <= _PATH_MAX:
         return wanted
@@ -162,7 +162,7 @@ def directory_for(state_dir: Path, instance_id: str) -> Path:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory of which others see nothing; raises BackendUnavailable if it is theirs."""
+    """Create a directory for this user only; raises BackendUnavailable if others have access."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:

@@ -1,7 +1,7 @@
 """Resource usage of pods, from the metrics API or the kubelets.
 
-An answer tells of many pods, and serves for all of them for some seconds. Who has none, or none for
-this server, is left alone for minutes.
+A response covers many pods and is cached for 10 seconds. A source that is unavailable is not
+queried again for 1 minute; a source that rejects the request, for 10 minutes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _METRICS: Final = "the cluster's metrics"
 
 
 class _Source:
-    """Somebody who may know, and what he said last."""
+    """A source of usage data, with its last response and when that expires."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -34,7 +34,7 @@ class _Source:
 
 
 class Meter:
-    """Asks for what the pods of one installation use."""
+    """Queries the resource usage of the pods of one installation."""
 
     def __init__(self, api: Api, instance_id: str) -> None:
         self._api = api
@@ -42,7 +42,7 @@ class Meter:
         self._sources: dict[str, _Source] = {}
 
     async def find(self, pod: Json) -> Usage | None:
-        """Return what a pod uses; None where that is not to be found out."""
+        """Return the resource usage of a pod; None if no source reports it."""
         metadata = pod["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         told = await self._ask(f"{_METRICS} of {namespace}", lambda: self._metrics(namespace))
@@ -80,7 +80,7 @@ class Meter:
 
 
 async def _answer(ask: Callable[[], Awaitable[Told]]) -> tuple[Told, float]:
-    """Return what somebody says, and for how long that does."""
+    """Return a source's response, empty if it failed, and for how many seconds to cache it."""
     try:
         return await ask(), _KEPT_SECONDS
     except BackendUnavailable:
@@ -90,7 +90,7 @@ async def _answer(ask: Callable[[], Awaitable[Told]]) -> tuple[Told, float]:
 
 
 def of_metrics(found: Json) -> Told:
-    """Return what `metrics.k8s.io` tells, by names of pods: how busy they are, not since when."""
+    """Return the memory in use by pod name from `metrics.k8s.io`, which has no total CPU time."""
     told = {}
     for one in _maps(found.get("items")):
         name = _map(one.get("metadata")).get("name")
@@ -102,7 +102,7 @@ def of_metrics(found: Json) -> Told:
 
 
 def of_summary(found: Json) -> Told:
-    """Return what a kubelet's summary tells, by ids of pods."""
+    """Return the usage by pod UID from a kubelet's summary."""
     told = {}
     for one in _maps(found.get("pods")):
         uid = _map(one.get("podRef")).get("uid")

@@ -1,7 +1,7 @@
-"""One list, and one watch that goes on from it: how every pod of an installation is.
+"""A cache of an installation's pods, filled by one list and kept current by one watch.
 
-However many sandboxes there are, this is one connection. What it knows is used only while the API
-server is known to answer; else nobody may conclude anything from it.
+It uses one connection, however many sandboxes there are. The cache is used only while the watch is
+open and the API server has sent something in the last 0.5 s; otherwise the pod is fetched.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 type Json = dict[str, Any]
 
 RESYNC_SECONDS: Final = 600
-"""How long what was listed is only kept up to date, before all is listed again."""
+"""Age of the list in seconds after which the pods are listed again, once the present watch ends."""
 
 _WATCH_SECONDS: Final = 300
 _SILENCE_SECONDS: Final = 150
-"""Bookmarks come each minute; a watch that says nothing for longer leads nowhere."""
+"""Bookmarks arrive every minute; a watch that is silent for this long is reopened."""
 _FRESH_SECONDS: Final = 0.5
 _AGAIN_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _GONE: Final = 410
@@ -36,7 +36,7 @@ _KEPT: Final = 10_000
 
 
 class PodWatch:
-    """Knows the pods of one installation in one namespace, from `start` to `stop`."""
+    """Caches the pods of one installation in one namespace, from `start` to `stop`."""
 
     def __init__(self, api: Api, instance_id: str) -> None:
         self._api = api
@@ -51,7 +51,7 @@ class PodWatch:
         self._listed_at = 0.0
 
     async def start(self) -> None:
-        """List what there is, and begin to watch; raises what the list fails with."""
+        """List the pods and start to watch them; raises the errors of the list."""
         self._namespace = self._api.namespace
         if self._task is None:
             await self._list()
@@ -59,7 +59,7 @@ class PodWatch:
             self._task = loop.create_task(self._run(), name="watch of pods")
 
     async def stop(self) -> None:
-        """End it. Safe to call twice, or without start."""
+        """Stop the watch. Idempotent, and safe without `start`."""
         task, self._task = self._task, None
         self._is_live = False
         if task is not None:
@@ -68,7 +68,7 @@ class PodWatch:
                 await task
 
     async def find(self, namespace: str, name: str) -> Json | None:
-        """Return a pod, or None if there is none; raises BackendUnavailable if nobody knows."""
+        """Return a pod, or None if there is none; raises BackendUnavailable if that is unknown."""
         is_known = namespace == self._namespace and self._is_live
         if is_known and monotonic() - self._api.heard_at < _FRESH_SECONDS:
             return self._pods.get(name)
@@ -81,7 +81,7 @@ class PodWatch:
         return found
 
     def put(self, pod: Json) -> None:
-        """Note what an answer said of a pod, unless something newer is known."""
+        """Store a pod, unless a newer version of it is known or it has been deleted."""
         name, version = pod["metadata"]["name"], _version_of(pod)
         known = self._pods.get(name)
         is_old = known is not None and _version_of(known) > version
@@ -93,7 +93,7 @@ class PodWatch:
 
     @asynccontextmanager
     async def changes(self, name: str) -> AsyncIterator[asyncio.Event]:
-        """Give what is set whenever something about a pod changes."""
+        """Yield an event that is set at every change of a pod; the caller clears it."""
         event = asyncio.Event()
         self._changed.setdefault(name, set()).add(event)
         try:
