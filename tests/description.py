@@ -34,7 +34,7 @@ FORMATS.checks("date-time")(
 def undescribed(document: Json) -> Iterator[str]:
     """Yield each place of a description that does not say what it is for.
 
-    Where a value may be null, or be left out, the text has to say what that means.
+    Where a value may be null, or be omitted, the text has to say what that means.
     """
     for path, item in document["paths"].items():
         yield from _silent_parameters(path, item)
@@ -65,7 +65,7 @@ def _silent_parameters(place: str, item: Json) -> Iterator[str]:
     for one in item.get("parameters", ()):
         text = one.get("description", "")
         may_be_absent = one["in"] == "query" and not one.get("required")
-        is_told = not may_be_absent or "default" in one["schema"] or "left out" in text.lower()
+        is_told = not may_be_absent or "default" in one["schema"] or "omitted" in text.lower()
         if not text or not is_told:
             yield f"{place} {one['name']}"
 

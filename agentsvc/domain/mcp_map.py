@@ -191,7 +191,7 @@ def show_mcp_map(config: McpConfig | None, *, is_revealed: bool = False) -> dict
 def to_agent(config: McpConfig) -> dict[str, dict[str, Any]]:
     """Return the map for the agent server, with secrets revealed; send it nowhere else.
 
-    Disabled servers are left out.
+    Disabled servers are omitted.
     """
     shown = show_mcp_map(config, is_revealed=True)
     return {name: _agent_fields(server) for name, server in shown.items() if server["enabled"]}

@@ -96,7 +96,7 @@ class GitProviders(msgspec.Struct, eq=False):
     the services: NotAuthenticated, NotAllowed, NotFound, BadRequest,
     GitProviderRateLimited, GitProviderUnavailable. Hosts at private addresses are called for users for whom
     `trusts` returns True, and those listed in `reach` for everybody. If a call goes to several services, those that
-    fail are left out, unless all do. `more` are services in addition to GitHub and GitLab.
+    fail are omitted, unless all do. `more` are services in addition to GitHub and GitLab.
     """
 
     secrets: SecretStore
@@ -392,7 +392,7 @@ class GitProviders(msgspec.Struct, eq=False):
             except AgentsvcError as exc:
                 failures.append(exc)
                 log.warning(
-                    "git provider failed, left out of the list",
+                    "git provider failed, omitted of the list",
                     extra={"provider": one.value, "code": exc.code, "reason": exc.detail},
                 )
         if len(failures) == len(tokens):

@@ -516,7 +516,7 @@ def _validation_error(
 
 
 def _shown_problems(error: InvalidRequest) -> list[Problem]:
-    """Return the problems to show, and a last one with the number of those left out."""
+    """Return the problems to show, and a last one with the number of those omitted."""
     shown = [
         msgspec.structs.replace(one, loc=tuple(_truncated(step) for step in one.loc))
         for one in error.problems[:_MAX_LISTED]

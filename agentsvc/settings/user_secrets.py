@@ -170,20 +170,20 @@ class ProviderTokenBody(Struct, frozen=True, kw_only=True):
     """A token for a git provider; with an empty one, the stored one is kept."""
 
     token: SentSecret | None = None
-    """The token; empty, null or left out: the stored one is kept"""
+    """The token; empty, null or omitted: the stored one is kept"""
     host: _Host | UnsetType | None = UNSET
-    """Host of the provider, if not the default one; null: the default one, left out: unchanged"""
+    """Host of the provider, if not the default one; null: the default one, omitted: unchanged"""
     user_id: _Text | UnsetType | None = UNSET
-    """Name of the account, for providers that need it; null: none, left out: unchanged"""
+    """Name of the account, for providers that need it; null: none, omitted: unchanged"""
 
 
 class CustomSecretBody(Struct, frozen=True, kw_only=True):
     """A secret; with an empty value, the stored one is kept."""
 
     secret: SentSecret | None = None
-    """The value, at most 64 KiB; empty, null or left out: the stored one is kept"""
+    """The value, at most 64 KiB; empty, null or omitted: the stored one is kept"""
     description: Annotated[str, Meta(max_length=4096)] | UnsetType | None = UNSET
-    """Description of the secret for the agent, at most 4096 characters. Null: none, left out:
+    """Description of the secret for the agent, at most 4096 characters. Null: none, omitted:
     unchanged"""
 
 

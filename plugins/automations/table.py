@@ -327,7 +327,7 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
     ) -> list[Run]:
         """Return the first due run of each automation.
 
-        Runs queued behind a running one, and those of the users `but_of`, are left out.
+        Runs queued behind a running one, and those of the users `but_of`, are omitted.
         """
         params = {"now": to_stored(now), "limit": limit, "but_of": _json(but_of)}
         return await cls.select(source, _STARTABLE, **params)

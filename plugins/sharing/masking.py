@@ -118,7 +118,7 @@ def _forms(secret: str) -> Iterator[str]:
     yield quote_plus(secret)
     yield secret.encode().hex()
     yield secret.encode().hex().upper()
-    # Preceding bytes shift the characters of Base64; those that also encode other bytes are left out.
+    # Preceding bytes shift the characters of Base64; those that also encode other bytes are omitted.
     for shift in range(3):
         encoded = b64encode(b"\0" * shift + secret.encode()).decode()
         form = encoded.rstrip("=")[(0, 2, 3)[shift] : -1]

@@ -139,7 +139,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
         | UnsetType
     ) = UNSET
-    """Name for the conversation: 1 to 100 letters, digits, `_` and `-`; left out: a random id. If a
+    """Name for the conversation: 1 to 100 letters, digits, `_` and `-`; omitted: a random id. If a
     conversation has the name already, nothing is started and the response has its status"""
 
 
@@ -210,9 +210,9 @@ class ConversationSearch(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 20
     """Maximum number of conversations on the page; more than 100 is reduced to 100"""
     selected_repository: str | None = None
-    """Only conversations with this repository; left out: all"""
+    """Only conversations with this repository; omitted: all"""
     conversation_trigger: Trigger | None = None
-    """Only conversations with this trigger; left out: all"""
+    """Only conversations with this trigger; omitted: all"""
     include_sub_conversations: bool = False
     """Whether to list sub-conversations, too"""
 

@@ -1,4 +1,4 @@
-"""The wire struct of V0 events; unset fields are left out of the JSON."""
+"""The wire struct of V0 events; unset fields are omitted of the JSON."""
 
 from enum import StrEnum
 from typing import Any
@@ -42,22 +42,22 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """Description of the event, for people"""
     action: str | UnsetType = UNSET
-    """Kind of the action, such as `run` or `message`; left out in an observation"""
+    """Kind of the action, such as `run` or `message`; omitted in an observation"""
     observation: str | UnsetType = UNSET
-    """Kind of the observation, such as `run` or `agent_state_changed`; left out in an action"""
+    """Kind of the observation, such as `run` or `agent_state_changed`; omitted in an action"""
     args: dict[str, Any] | UnsetType = UNSET
-    """Arguments of the action, by its kind; left out in an observation"""
+    """Arguments of the action, by its kind; omitted in an observation"""
     content: str | UnsetType = UNSET
-    """Content of the observation, as text; left out in an action"""
+    """Content of the observation, as text; omitted in an action"""
     extras: dict[str, Any] | UnsetType = UNSET
-    """Further fields of the observation, by its kind; left out in an action"""
+    """Further fields of the observation, by its kind; omitted in an action"""
     cause: int | UnsetType | None = UNSET
-    """Number of the action that the observation answers; null or left out: none"""
+    """Number of the action that the observation answers; null or omitted: none"""
     success: bool | UnsetType | None = UNSET
-    """Whether the command succeeded; null or left out: the event is not a command's result"""
+    """Whether the command succeeded; null or omitted: the event is not a command's result"""
     timeout: float | UnsetType | None = UNSET
-    """Timeout of the command in seconds; null or left out: the agent server's timeout"""
+    """Timeout of the command in seconds; null or omitted: the agent server's timeout"""
     tool_call_metadata: dict[str, Any] | UnsetType | None = UNSET
-    """The tool call of the event, with the model response; null or left out: none"""
+    """The tool call of the event, with the model response; null or omitted: none"""
     llm_metrics: dict[str, Any] | UnsetType | None = UNSET
-    """Costs in US dollars and tokens of the conversation so far; null or left out: not reported"""
+    """Costs in US dollars and tokens of the conversation so far; null or omitted: not reported"""

@@ -44,7 +44,7 @@ class EventSearch(msgspec.Struct, frozen=True, kw_only=True):
     start_id: Int64 = 0
     """Number of the first event to return"""
     end_id: Int64 | None = None
-    """Number of the last event to return; left out: to the end"""
+    """Number of the last event to return; omitted: to the end"""
     reverse: bool = False
     """Whether the latest event comes first"""
     limit: Annotated[int, stated(minimum=0, maximum=LIMIT_MAX)] = 20

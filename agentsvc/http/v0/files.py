@@ -176,7 +176,7 @@ async def get_list(request: web.Request, query: ListQuery) -> list[str]:
     """List a directory of the workspace.
 
     Paths relative to the workspace: directories first, with a trailing slash. Files ignored by git
-    are left out. Not found (404) unless the sandbox is running.
+    are omitted. Not found (404) unless the sandbox is running.
     """
     with error_member():
         return await (await _workspace(request)).list_files(query.path)

@@ -38,11 +38,11 @@ class StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
     """`error` if the conversation has failed, otherwise `info`"""
     id: str | UnsetType = UNSET
     """Status, such as `STATUS$STARTING_RUNTIME`, `STATUS$READY`, `STATUS$STOPPED` or
-    `STATUS$ERROR`; left out in a frame with the title"""
+    `STATUS$ERROR`; omitted in a frame with the title"""
     message: str = ""
     """Reason of a failure; in a frame with the title the id of the conversation; otherwise empty"""
     conversation_title: str | UnsetType = UNSET
-    """Title of the conversation; left out in a frame with a status"""
+    """Title of the conversation; omitted in a frame with a status"""
 
 
 class StateFrame(msgspec.Struct, frozen=True, kw_only=True):

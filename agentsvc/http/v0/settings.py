@@ -26,7 +26,7 @@ from agentsvc.settings import (
 
 
 class SettingsBody(SentSettings, frozen=True, kw_only=True):
-    """Changes to settings, which are merged: fields that are left out stay unchanged.
+    """Changes to settings, which are merged: fields that are omitted stay unchanged.
 
     (OpenHands servers with V0 replaced all settings instead.) Null resets a field to its default,
     except for `llm_model`, `llm_base_url` and the three keys, which null does not change because
@@ -35,10 +35,10 @@ class SettingsBody(SentSettings, frozen=True, kw_only=True):
     """
 
     secrets_store: SecretsStoreBody | UnsetType | None = UNSET
-    """Secrets and provider tokens to store. Others stay unchanged; null or left out: unchanged"""
+    """Secrets and provider tokens to store. Others stay unchanged; null or omitted: unchanged"""
     mcp_config: McpListsBody | UnsetType | None = UNSET
     """Tool servers in three lists. They replace all stored ones; a masked value (stars) keeps the
-    stored secret. Null: no tool servers, left out: unchanged"""
+    stored secret. Null: no tool servers, omitted: unchanged"""
 
 
 class SettingsView(ShownFields, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ ROUTES: Final = Routes()
 async def post_settings(request: web.Request, body: SettingsBody) -> SettingsStored:
     """Change your settings.
 
-    The changes are merged with the stored settings: fields that are left out stay unchanged. Null
+    The changes are merged with the stored settings: fields that are omitted stay unchanged. Null
     resets a field to its default, except for `llm_model`, `llm_base_url` and the three keys, which
     only an empty string clears.
     """

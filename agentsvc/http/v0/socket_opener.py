@@ -31,7 +31,7 @@ class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the last event that the client has; the events after it are sent first. -1, or a
     value that is not a number: the client has no events"""
     session_api_key: SentSecret | None = None
-    """API key of the user, for clients that cannot send headers; null or left out if a header has
+    """API key of the user, for clients that cannot send headers; null or omitted if a header has
     it"""
 
 

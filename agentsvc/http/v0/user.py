@@ -38,13 +38,13 @@ class RepositoriesQuery(msgspec.Struct, frozen=True, kw_only=True):
     sort: Literal["pushed", "updated", "created", "full_name"] = "pushed"
     """Sort key; `full_name` sorts from A to Z, the others latest first"""
     selected_provider: Provider | None = None
-    """Git hosting service to query; left out: all for which the user has a token"""
+    """Git hosting service to query; omitted: all for which the user has a token"""
     page: PageNumber | None = None
-    """Page number, starting at 1; left out: all repositories"""
+    """Page number, starting at 1; omitted: all repositories"""
     per_page: PerPage | None = None
-    """Repositories per page; left out: 100"""
+    """Repositories per page; omitted: 100"""
     installation_id: Words | None = None
-    """Only repositories of this installation, workspace, group or organization; left out: of all"""
+    """Only repositories of this installation, workspace, group or organization; omitted: of all"""
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     order: Literal["asc", "desc"] = "desc"
     """Sort direction: ascending or descending"""
     selected_provider: Provider | None = None
-    """Git hosting service to query; left out: all for which the user has a token"""
+    """Git hosting service to query; omitted: all for which the user has a token"""
 
 
 class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +68,9 @@ class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
     repository: RepositoryName
     """Repository, as `owner/name`"""
     page: PageNumber | None = None
-    """Page number, starting at 1; left out together with `per_page`: all branches"""
+    """Page number, starting at 1; omitted together with `per_page`: all branches"""
     per_page: PerPage | None = None
-    """Branches per page; left out together with `page`: all branches"""
+    """Branches per page; omitted together with `page`: all branches"""
 
 
 class BranchSearchQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class BranchSearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     per_page: PerPage = _SHORT_PAGE
     """Maximum number of branches to return"""
     selected_provider: Provider | None = None
-    """Git hosting service to query; left out: the one at which the repository is found"""
+    """Git hosting service to query; omitted: the one at which the repository is found"""
 
 
 class ContentQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,7 +89,7 @@ class WorkspaceFiles:
     async def list_files(self, path: str) -> list[str]:
         """List a directory: directories with a trailing slash, then files.
 
-        Files ignored by git are left out; a directory that does not exist is listed as empty.
+        Files ignored by git are omitted; a directory that does not exist is listed as empty.
         """
         command = _LIST.format(folder=quote(self.locate(path)))
         listing = await self._agent.read_listing(command, time_limit=_LIST_SECONDS)

@@ -51,12 +51,12 @@ class UserOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes to a user; fields that are left out stay unchanged."""
+    """Changes to a user; fields that are omitted stay unchanged."""
 
     name: Name | UnsetType = UNSET
-    """New name, 1 to 100 characters; left out: unchanged"""
+    """New name, 1 to 100 characters; omitted: unchanged"""
     role: Role | UnsetType = UNSET
-    """New role; left out: unchanged. The role of the last administrator cannot be changed"""
+    """New role; omitted: unchanged. The role of the last administrator cannot be changed"""
     is_blocked: bool | UnsetType = UNSET
     """True rejects every key and login of the user from now on, false accepts them again; left
     out: unchanged"""

@@ -38,7 +38,7 @@ class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
-    """Name of the key, at most 100 characters; left out, null or empty: `API key`"""
+    """Name of the key, at most 100 characters; omitted, null or empty: `API key`"""
     scope: KeyScope = KeyScope.ADMIN
     """What the key permits, within the permissions of its user"""
     not_before: Time | None = None

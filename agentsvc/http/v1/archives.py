@@ -104,7 +104,7 @@ async def post_fork(request: web.Request, conversation_id: str, body: ForkBody |
     The response is a start task, as for any start. The fork gets its own sandbox and copies of the
     files and the history in their present state; the original conversation is not changed. With
     `up_to_event_id` the history ends with that event, but the files are still those of now. The
-    body may be left out.
+    body may be omitted.
     """
     wanted = body or ForkBody()
     order, up_to = to_order(copy_to(StartBody, wanted)), wanted.up_to_event_id

@@ -20,20 +20,20 @@ class MyAuditQuery(PageQuery, frozen=True, kw_only=True):
     """
 
     text: Annotated[str, msgspec.Meta(max_length=300)] | None = None
-    """Part of the action or the subject, at most 300 characters; left out: all entries"""
+    """Part of the action or the subject, at most 300 characters; omitted: all entries"""
     is_refused: bool | None = None
-    """True lists only requests answered with an error, false only the others; left out: both"""
+    """True lists only requests answered with an error, false only the others; omitted: both"""
     at_gte: Time | None = msgspec.field(name="at__gte", default=None)
-    """Only entries at this time or later; ISO 8601, UTC if it has no offset. Left out: all"""
+    """Only entries at this time or later; ISO 8601, UTC if it has no offset. Omitted: all"""
     at_lt: Time | None = msgspec.field(name="at__lt", default=None)
-    """Only entries before this time; ISO 8601, UTC if it has no offset. Left out: all"""
+    """Only entries before this time; ISO 8601, UTC if it has no offset. Omitted: all"""
 
 
 class AuditQuery(MyAuditQuery, frozen=True, kw_only=True):
     """Filters of the whole audit log."""
 
     user_id: str | None = None
-    """Only entries of the user with this id, with or without dashes; left out: entries of all users
+    """Only entries of the user with this id, with or without dashes; omitted: entries of all users
     and of commands on the server's machine"""
 
 

@@ -23,7 +23,7 @@ class ProviderQuery(PageQuery, frozen=True, kw_only=True):
     query: Words = ""
     """Part of the name, ignoring case, at most 1000 characters; empty: all"""
     verified: bool | None = msgspec.field(default=None, name="verified__eq")
-    """True lists only verified entries, false only the others; left out: both"""
+    """True lists only verified entries, false only the others; omitted: both"""
     limit: Limit = _LIMIT
 
 
@@ -31,7 +31,7 @@ class ModelQuery(ProviderQuery, frozen=True, kw_only=True):
     """Filters of models; `query` matches a part of the name."""
 
     provider: Words | None = msgspec.field(default=None, name="provider__eq")
-    """Only models of this provider; left out: of all providers"""
+    """Only models of this provider; omitted: of all providers"""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):

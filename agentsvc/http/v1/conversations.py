@@ -151,13 +151,13 @@ class ConversationFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filters of conversations."""
 
     title_contains: str | None = msgspec.field(name="title__contains", default=None)
-    """Only conversations with this text in their title, ignoring case; left out: all"""
+    """Only conversations with this text in their title, ignoring case; omitted: all"""
     created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
     created_at_lt: Time | None = msgspec.field(name="created_at__lt", default=None)
     updated_at_gte: Time | None = msgspec.field(name="updated_at__gte", default=None)
     updated_at_lt: Time | None = msgspec.field(name="updated_at__lt", default=None)
     sandbox_id: str | None = msgspec.field(name="sandbox_id__eq", default=None)
-    """Only conversations in this sandbox; left out: in all sandboxes"""
+    """Only conversations in this sandbox; omitted: in all sandboxes"""
 
 
 class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
@@ -176,27 +176,27 @@ class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
 
     ids: Annotated[list[Annotated[str, stated(format="uuid")]], stated(maxItems=IDS_MAX)] = []
     """At most 99 conversation ids, with or without dashes. The response has one item per id in the
-    same order, null for an unknown id; left out: a page of all conversations"""
+    same order, null for an unknown id; omitted: a page of all conversations"""
 
 
 class PatchBody(
     msgspec.Struct, frozen=True, kw_only=True, rename={**GIT_NAMES, "is_public": "public"}
 ):
-    """Changes to a conversation; fields that are left out stay unchanged, null clears a field."""
+    """Changes to a conversation; fields that are omitted stay unchanged, null clears a field."""
 
     title: LongText | UnsetType | None = UNSET
-    """New title; null: cleared, left out: unchanged"""
+    """New title; null: cleared, omitted: unchanged"""
     is_public: bool | UnsetType | None = UNSET
     """New value of `public`. True shares the conversation if the operator has set
-    `sharing.public_flag`; otherwise it has no effect. Null: cleared, left out: unchanged"""
+    `sharing.public_flag`; otherwise it has no effect. Null: cleared, omitted: unchanged"""
     repository: Repository | UnsetType | None = UNSET
-    """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, left out: unchanged"""
+    """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, omitted: unchanged"""
     branch: Branch | UnsetType | None = UNSET
-    """Branch to show; nothing is checked out. Null: cleared, left out: unchanged"""
+    """Branch to show; nothing is checked out. Null: cleared, omitted: unchanged"""
     provider: Provider | UnsetType | None = UNSET
-    """Git hosting service to show; null: cleared, left out: unchanged"""
+    """Git hosting service to show; null: cleared, omitted: unchanged"""
     labels: Annotated[list[Label], msgspec.Meta(max_length=LABELS_MAX)] | UnsetType | None = UNSET
-    """Labels that replace the present ones, at most 20; null: no labels, left out: unchanged"""
+    """Labels that replace the present ones, at most 20; null: no labels, omitted: unchanged"""
 
 
 class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,13 +66,13 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filters of events."""
 
     kind: EventKind | None = msgspec.field(name="kind__eq", default=None)
-    """Only events of this kind; left out: all kinds"""
+    """Only events of this kind; omitted: all kinds"""
     timestamp_gte: Time | None = msgspec.field(name="timestamp__gte", default=None)
     """Only events at this time or later. Compared as a string with `timestamp`, so use the same
-    format; left out: all"""
+    format; omitted: all"""
     timestamp_lt: Time | None = msgspec.field(name="timestamp__lt", default=None)
     """Only events before this time. Compared as a string with `timestamp`, so use the same format;
-    left out: all"""
+    omitted: all"""
 
 
 class EventSearch(EventFilter, frozen=True, kw_only=True):

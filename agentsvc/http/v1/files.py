@@ -43,7 +43,7 @@ class GitQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the repository, or of a file or directory in it, absolute or relative to the
     project"""
     ref: Annotated[str, msgspec.Meta(max_length=255)] | None = None
-    """Commit, branch or tag to compare with; left out: the remote branch, otherwise the last
+    """Commit, branch or tag to compare with; omitted: the remote branch, otherwise the last
     commit"""
 
 

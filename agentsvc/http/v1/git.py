@@ -44,12 +44,12 @@ class RepositoriesQuery(InstallationsQuery, frozen=True, kw_only=True):
     """Query for your repositories, all or those that match a text."""
 
     query: Words | None = None
-    """Words to find in names; left out: the user's own repositories"""
+    """Words to find in names; omitted: the user's own repositories"""
     installation_id: Words | None = None
     """Only repositories of this installation, workspace, group or organization, with the name from
-    `installations/search`; left out: of all"""
+    `installations/search`; omitted: of all"""
     sort_order: SortOrder | None = None
-    """Sort order of found repositories; requires `query`. Left out: the order of the provider"""
+    """Sort order of found repositories; requires `query`. Omitted: the order of the provider"""
 
 
 class BranchesQuery(InstallationsQuery, frozen=True, kw_only=True):

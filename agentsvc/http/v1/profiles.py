@@ -77,11 +77,11 @@ class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     llm: Annotated[dict[str, Any], shown_as(StrictLlmBody), with_check(read_llm)] | None = None
-    """The model to save; null or left out: the model of the settings"""
+    """The model to save; null or omitted: the model of the settings"""
     include_secrets: bool = True
     """Whether to save keys and secret headers with the model"""
     preserve_existing_api_key: bool = False
-    """Whether secrets that are null or left out in `llm` keep the values saved under this name;
+    """Whether secrets that are null or omitted in `llm` keep the values saved under this name;
     false clears them"""
 
 

@@ -91,7 +91,7 @@ async def get_rules(request: web.Request) -> SandboxRules:
 async def put_rules(request: web.Request, body: SandboxRules) -> SandboxRules:
     """Set your idle rules for sandboxes.
 
-    Replaces all rules. For a rule that is null or left out, the rule of the sandbox's spec applies,
+    Replaces all rules. For a rule that is null or omitted, the rule of the sandbox's spec applies,
     or else that of the server. The rules apply to all sandboxes of the user from now on.
     """
     rules = copy_to(IdleRules, body)

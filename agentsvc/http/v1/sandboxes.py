@@ -165,7 +165,7 @@ class RoomChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Query option for a start when the limit of running sandboxes is reached."""
 
     when_full: WhenFull | None = None
-    """What to do when the limit of running sandboxes is reached; null or left out: as the server is
+    """What to do when the limit of running sandboxes is reached; null or omitted: as the server is
     configured"""
 
 
@@ -176,7 +176,7 @@ class SpecChoice(RoomChoice, frozen=True, kw_only=True):
     """
 
     sandbox_spec_id: str | None = None
-    """Id of the spec from `sandbox-specs/search`; null or left out: the user's default spec,
+    """Id of the spec from `sandbox-specs/search`; null or omitted: the user's default spec,
     otherwise the first spec"""
 
 
@@ -201,7 +201,7 @@ class SandboxChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Query of the deletion of a sandbox."""
 
     sandbox_id: str | None = None
-    """Id of the sandbox; overrides the id in the path. Left out: the id in the path"""
+    """Id of the sandbox; overrides the id in the path. Omitted: the id in the path"""
 
 
 class SecretName(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,7 +341,7 @@ async def post_sandbox(
 ) -> Sandbox:
     """Start a sandbox.
 
-    The sandbox is `STARTING`; poll it until it is `RUNNING` or `ERROR`. The body may be left out;
+    The sandbox is `STARTING`; poll it until it is `RUNNING` or `ERROR`. The body may be omitted;
     the query overrides it. Repeated requests with the same `client_id` return the same sandbox.
     """
     order = body or SandboxOrder()

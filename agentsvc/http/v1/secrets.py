@@ -51,7 +51,7 @@ class SecretChange(msgspec.Struct, frozen=True, kw_only=True):
     name: VariableName
     """New name, which may be the present one. Refused if another secret has it"""
     description: Description | None = None
-    """Description for the agent, at most 4096 characters. Null or left out: cleared"""
+    """Description for the agent, at most 4096 characters. Null or omitted: cleared"""
 
 
 class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens by provider. They replace all stored tokens: the token of a provider that is missing
     here is deleted, an empty token keeps the stored one"""
     mcp_config: Annotated[Any, shown_as(NamedServers), with_check(read_mcp_map)] = UNSET
-    """Tool servers to store with the tokens, by name; null or left out: unchanged"""
+    """Tool servers to store with the tokens, by name; null or omitted: unchanged"""
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """Confirmation, for people"""
     unchecked: list[Provider] | UnsetType = UNSET
     """Providers that were unavailable when their token was to be validated; their tokens are stored
-    nevertheless. Left out if all tokens were validated"""
+    nevertheless. Omitted if all tokens were validated"""
 
 
 ROUTES: Final = Routes("/api/v1/secrets")

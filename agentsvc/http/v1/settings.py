@@ -65,7 +65,7 @@ _NEVER: Final = stated(**{"not": {}})
 class SettingsBody(SentSettings, frozen=True, kw_only=True):
     """Changes to settings: diffs of the nested objects, and fields in the flat form of V0.
 
-    They are merged with the stored settings: fields that are left out stay unchanged. Null resets a
+    They are merged with the stored settings: fields that are omitted stay unchanged. Null resets a
     field to its default, except for `llm_model`, `llm_base_url` and the three keys, which null does
     not change because clients send back what they read; an empty string resets any string field. If
     a value is sent in both forms, the nested one wins. Whole nested objects are refused, and so is
@@ -82,10 +82,10 @@ class SettingsBody(SentSettings, frozen=True, kw_only=True):
     conversation_settings: Annotated[Any, _NEVER] = UNSET
     """Refused (422): use `conversation_settings_diff`"""
     secrets_store: SecretsStoreBody | None = None
-    """Secrets and provider tokens to store. Others stay unchanged; null or left out: unchanged"""
+    """Secrets and provider tokens to store. Others stay unchanged; null or omitted: unchanged"""
     mcp_config: Annotated[Any, shown_as(NamedServers), with_check(read_mcp_map)] = UNSET
     """Tool servers by name. They replace all stored ones; a masked value (stars) keeps the stored
-    secret. Null: no tool servers, left out: unchanged"""
+    secret. Null: no tool servers, omitted: unchanged"""
     user_version: UserVersion | UnsetType | None = UNSET
     git_full_clone: bool | UnsetType | None = UNSET
     disabled_skills: Skills | UnsetType | None = UNSET
@@ -303,7 +303,7 @@ async def get_settings(request: web.Request) -> web.Response:
 async def post_settings(request: web.Request, body: SettingsBody) -> SettingsStored:
     """Change your settings.
 
-    The changes are merged with the stored settings: fields that are left out stay unchanged. Null
+    The changes are merged with the stored settings: fields that are omitted stay unchanged. Null
     resets a field to its default, except for `llm_model`, `llm_base_url` and the three keys, which
     only an empty string clears. If a value is sent in both forms, the nested one wins. An invalid
     nested value is a 400.

@@ -128,7 +128,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     llm_model: Name | None = None
     """Provider and name of the model; null: the model of the settings"""
     agent_profile_id: NoProfile | None = None
-    """Agent profile; there are no agent profiles, so it has to be null, empty or left out"""
+    """Agent profile; there are no agent profiles, so it has to be null, empty or omitted"""
     repository: git.SentRepository | None = None
     """Repository to clone into the workspace: `owner/name`, or a URL; null: an empty workspace"""
     branch: git.SentBranch | None = None
@@ -267,7 +267,7 @@ class StartTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filters of start tasks."""
 
     conversation_id: UUID | None = msgspec.field(name="conversation_id__eq", default=None)
-    """Only tasks of this conversation, an id with or without dashes; left out: all"""
+    """Only tasks of this conversation, an id with or without dashes; omitted: all"""
     created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
 
     def to_filter(self) -> dict[str, Any]:

@@ -177,10 +177,10 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """Query of a stream: the event after which it starts or resumes."""
 
     after: EventNumber | UnsetType = UNSET
-    """Send the events after the one with this number, which is the `id` of its message; left out:
+    """Send the events after the one with this number, which is the `id` of its message; omitted:
     from the first event on. The header `Last-Event-ID` overrides it"""
     latest: EventNumber | UnsetType = UNSET
-    """Start with this number of the last events; left out: with the first event. `after` overrides
+    """Start with this number of the last events; omitted: with the first event. `after` overrides
     it"""
 
 

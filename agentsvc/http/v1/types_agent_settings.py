@@ -135,7 +135,7 @@ class LlmBody(LlmOptions, frozen=True, kw_only=True):
     """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; at most 4096 characters.
     Null: not set; a conversation cannot start without a model"""
     api_key: Annotated[SentSecret, Meta(max_length=65536)] | None = None
-    """API key for the model. Null, left out or `**********`: unchanged; empty: cleared"""
+    """API key for the model. Null, omitted or `**********`: unchanged; empty: cleared"""
     base_url: BaseUrl | None = None
     """URL of the model's API, if it is not the default URL of the provider; null or empty: the
     default URL"""

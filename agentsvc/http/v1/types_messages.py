@@ -76,7 +76,7 @@ NOT_EMPTY: Final = stated(
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that determine the kind of a part; `type` may be left out."""
+    """The fields that determine the kind of a part; `type` may be omitted."""
 
     type: Literal["text", "image", "image_url"] | UnsetType = UNSET
     image_urls: msgspec.Raw | UnsetType = UNSET

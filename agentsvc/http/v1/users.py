@@ -79,7 +79,7 @@ async def _require_sandbox(request: web.Request) -> None:
 
 
 class QuotaLimits(Quotas, frozen=True, kw_only=True):
-    """Quotas of a user; null, or a field that is left out, is no limit. Amounts are US dollars."""
+    """Quotas of a user; null, or a field that is omitted, is no limit. Amounts are US dollars."""
 
 
 class Usage(QuotaUse, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ async def get_my_usage(request: web.Request) -> Usage:
 async def get_my_days(request: web.Request, query: Days) -> list[DayOfUse]:
     """List your model usage by day.
 
-    Earliest day first. Days without usage are left out, and so is usage from before this server
+    Earliest day first. Days without usage are omitted, and so is usage from before this server
     recorded it by model.
     """
     return await request.app[QUOTAS].days(query.days, user_of(request))
@@ -145,7 +145,7 @@ async def get_usage(request: web.Request) -> Usage:
 async def put_quotas(request: web.Request, body: QuotaLimits) -> Usage:
     """Set the quotas of a user.
 
-    Replaces all four quotas: null, or a field that is left out, is no limit. Running sandboxes are
+    Replaces all four quotas: null, or a field that is omitted, is no limit. Running sandboxes are
     not stopped. The response has the usage of the user.
     """
     user = await request.app[USERS].get(path_user(request))
