@@ -212,7 +212,7 @@ class TooManyRequests(AgentsvcError, code="too_many_requests", status=429, retry
 
 
 class SandboxLimitReached(AgentsvcError, code="sandbox_limit_reached", status=429, retryable=True):
-    """The maximum number of sandboxes is running, and the caller does not wait for room."""
+    """The maximum number of sandboxes is running, and the caller does not wait for capacity."""
 
     retry_after_seconds = 30
 

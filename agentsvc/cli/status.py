@@ -41,7 +41,7 @@ def command(*, as_json: bool, server: ServerChoice) -> None:
     click.echo(f"server     {api.url}, {versions}")
     states = ", ".join(f"{number} {name.lower()}" for name, number in sorted(sandboxes.items()))
     click.echo(f"sandboxes  {states or 'none'}")
-    _list("asks you  ", waiting)
+    _list("to confirm", waiting)
     _list("working   ", working)
 
 

@@ -62,7 +62,7 @@ def _keys(kind: type[Struct], mark: str) -> Iterator[str]:
         metas = [one for one in get_args(hints[name]) if isinstance(one, Meta)]
         text = next((one.description for one in metas if one.description), texts.get(name))
         if not text:
-            raise TypeError(f"nothing is said of the key {name}")
+            raise TypeError(f"no description for the key {name}")
         examples = (one.extra["example"] for one in metas if one.extra and "example" in one.extra)
         value = next(examples, getattr(defaults, name))
         yield f"# {text}"

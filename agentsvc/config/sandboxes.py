@@ -91,7 +91,7 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What to do beyond these limits if a request does not say: reject, queue, or pause_idle, which
     pauses the sandbox that has been idle longest"""
     max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 100
-    """Maximum number of sandboxes that wait for room"""
+    """Maximum number of sandboxes that wait for capacity"""
     pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
     """Idle time after which a sandbox is paused; the next message to one of its conversations resumes
     it; 0 is never"""

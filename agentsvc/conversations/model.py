@@ -75,7 +75,7 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     queued_messages: int = 0
     """The number of messages that wait for the end of the start."""
     queue_position: int | None = None
-    """Its position, counted from 1, in the queue for room or for a turn."""
+    """Its position, counted from 1, in the queue for capacity or for a turn."""
 
 
 class TokenUsage(AgentTokenUsage, frozen=True, kw_only=True):

@@ -208,7 +208,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
             why = "".join(f"; {text}" for text in (fences.reason, fences.remedy) if text)
             raise OrderRejected(
                 f"The {self.name} backend runs sandboxes with isolation `{fences.isolation}`,"
-                f" and at least `{asked.isolation}` is asked for{why}"
+                f" and at least `{asked.isolation}` is required{why}"
             )
         if asked.network not in fences.networks:
             remedy = f"; {fences.network_remedy}" if fences.network_remedy else ""

@@ -50,7 +50,7 @@ class IdleCuller(msgspec.Struct, kw_only=True, eq=False):
         await self._make_room()
 
     def make_room_soon(self) -> None:
-        """Schedule pausing idle sandboxes for those that wait for room."""
+        """Schedule pausing idle sandboxes for those that wait for capacity."""
         self.supervisor.spawn(_TASK, self._make_room)
 
     async def _apply(self, unused: UnusedSandbox) -> None:

@@ -172,7 +172,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             # A later time was stored while the clock was wrong.
             latest = moment + timedelta(seconds=_REMOVAL_RETRY_SECONDS)
             return _Progress.BLOCKED if due_at and moment < due_at <= latest else None
-        # A sandbox that runs already does not wait for room.
+        # A sandbox that runs already does not wait for capacity.
         is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
         if action is Action.REST or (
             not is_content and await self.stores.uses.is_waiting(sandbox.id)
@@ -359,7 +359,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
 
     async def _fail_overdue(self, sandbox: Sandbox, report: Report) -> Report:
         reason = (
-            f"it did not answer within {self.config.start_seconds:g} s;"
+            f"its ports did not respond within {self.config.start_seconds:g} s;"
             " raise `sandboxes.start_seconds` if it needs longer"
         )
         tail = await self.calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
@@ -376,7 +376,7 @@ class Reconciler(msgspec.Struct, kw_only=True, eq=False):
             phase=Phase.FAILED,
             cause=Cause.NOT_STARTED,
             reason=f"its backend runs it with isolation `{level}`,"
-            f" and at least `{floor}` is asked for",
+            f" and at least `{floor}` is required",
         )
 
     async def _halt(self, sandbox: Sandbox) -> None:

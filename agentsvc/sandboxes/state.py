@@ -19,7 +19,7 @@ TAKES_MEMORY: Final = (PausedAs.FROZEN, PausedAs.RECLAIMED)
 
 
 class Target(StrEnum):
-    """The state that a sandbox shall be in."""
+    """The desired state of a sandbox."""
 
     RUNNING = "running"
     RESTARTED = "restarted"

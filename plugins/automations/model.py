@@ -135,7 +135,7 @@ class Missed(StrEnum):
     SKIP = "skip"
     """They are skipped"""
     ONCE = "once"
-    """One run for all of them"""
+    """One run for all missed times"""
     ALL = "all"
     """A run for each, up to `most_missed`"""
 

@@ -36,7 +36,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_out(self) -> bool:
-        """Whether most of it is in swap."""
+        """Whether most memory is in swap."""
         return self.swapped_bytes > self.kept_bytes
 
 

@@ -338,7 +338,7 @@ class _Run:
         return int((monotonic() - self._began) * 1000)
 
     def find(self) -> None:
-        """Find its pid without asking it: it is the only child of bubblewrap."""
+        """Find the fork server's pid without asking it: it is the only child of bubblewrap."""
         self.pid = self._holder
         with contextlib.suppress(OSError, ValueError):
             found = Path(f"/proc/{self._holder}/task/{self._holder}/children").read_text()

@@ -66,5 +66,5 @@ def test_a_key_is_explained_below_it_or_by_its_type_and_has_to_be() -> None:
     text = render_default({"told": Told})
     assert "[told]\n# What is written below a key\nbelow = 1\n" in text
     assert "# What its type says\nwithin = 2\n" in text
-    with pytest.raises(TypeError, match="nothing is said of the key key"):
+    with pytest.raises(TypeError, match="no description for the key key"):
         render_default({"untold": Untold})

@@ -44,7 +44,7 @@ NEVER = [*SHELL, "echo I wait; sleep 100"]
         (["/no/such/program"], ["cannot run /no/such/program: No such file or directory"]),
         (
             NEVER,
-            ["it did not answer within 10 s", "`sandboxes.start_seconds`", "I wait"],
+            ["its ports did not respond within 10 s", "`sandboxes.start_seconds`", "I wait"],
         ),
         (
             ["{python}", "-m", "http.server", "--bind", "127.0.0.1", "{port.agent}"],

@@ -22,7 +22,7 @@ from tests.service import Answer, Client, Service
 
 STARTS = "/api/v1/app-conversations"
 SANDBOXES = "/api/v1/sandboxes"
-SINCE = "in the queue, since the limit of the backend `fake` is reached"
+SINCE = "in the queue: the limit of the backend `fake` is reached"
 
 
 def limited(**fields: Any) -> Config:
@@ -108,7 +108,7 @@ async def test_a_pause_makes_room_and_a_resume_needs_it(full: Service) -> None:
     assert seen is not None
     assert (seen["status"], seen["status_detail"]) == (
         "STARTING",
-        f"it waits for room: position 1 {SINCE}",
+        f"waiting for capacity, position 1 {SINCE}",
     )
     await client.delete(f"{SANDBOXES}/{second['id']}")
     await client.wait_for_sandbox(first["id"], "RUNNING")
@@ -122,7 +122,7 @@ async def test_starts_wait_in_turn_and_say_their_place_also_after_a_restart(
     tasks = [await client.start_task(when_full="queue") for _ in range(2)]
     waits = await position_of(client, tasks[1]["id"], 2)
     assert waits["status"] == "WAITING_FOR_SANDBOX"
-    assert waits["detail"] == f"Waiting for room: position 2 {SINCE}"
+    assert waits["detail"] == f"Waiting for capacity, position 2 {SINCE}"
     await full.restart()
     assert (await position_of(client, tasks[0]["id"], 1))["status"] == "WAITING_FOR_SANDBOX"
     assert len(fake_world.sandboxes) == 1
@@ -148,10 +148,10 @@ async def test_one_that_waits_and_was_never_made_cannot_be_paused(full: Service)
     client = await admin(full)
     await start_sandbox(client)
     waits = await start_sandbox(client, when_full="queue")
-    assert waits["status_detail"] == f"it waits for room: position 1 {SINCE}"
+    assert waits["status_detail"] == f"waiting for capacity, position 1 {SINCE}"
     answer = await client.post(f"{SANDBOXES}/{waits['id']}/pause")
     assert answer.status == 409
-    assert "waits for room" in answer.json()["detail"]
+    assert "is queued" in answer.json()["detail"]
 
 
 async def test_a_bad_choice_is_refused(full: Service) -> None:

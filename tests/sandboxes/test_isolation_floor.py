@@ -79,7 +79,7 @@ async def test_a_sandbox_below_the_floor_is_refused_with_the_remedy(
     assert answer.status == 422
     assert answer.json()["code"] == "order_rejected"
     assert (
-        "at least `bubblewrap` is asked for; it broke; install the package"
+        "at least `bubblewrap` is required; it broke; install the package"
         in answer.json()["detail"]
     )
     assert fake_world.sandboxes == {}
@@ -149,7 +149,7 @@ async def test_what_ran_without_what_a_backend_must_have_is_ended(
     await service.start()
     client = service.client_with(client.key)
     failed = await client.wait_for_sandbox(answer.json()["id"], "ERROR")
-    assert "at least `bubblewrap` is asked for" in failed["status_detail"]
+    assert "at least `bubblewrap` is required" in failed["status_detail"]
     # Begun anew, it is asked to be held as everything is now.
     fake_world.end(answer.json()["id"])
     fake_world.isolation = Isolation.BUBBLEWRAP

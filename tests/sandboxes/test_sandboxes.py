@@ -169,7 +169,7 @@ async def test_a_sandbox_that_stays_starting_fails_at_its_deadline_with_its_last
     await eventually(lambda: sandbox_id in fake_world.sandboxes)
     fake_world.write_log(sandbox_id, "waiting for a port")
     sandbox = await client.wait_for_sandbox(sandbox_id, "ERROR")
-    assert sandbox["status_detail"].startswith("it did not answer within 0.5 s")
+    assert sandbox["status_detail"].startswith("its ports did not respond within 0.5 s")
     assert "`sandboxes.start_seconds`" in sandbox["status_detail"]
     assert sandbox["status_detail"].endswith("waiting for a port")
 
@@ -210,7 +210,7 @@ async def test_without_its_last_output_a_sandbox_fails_at_its_deadline_all_the_s
     await reconfigure(service, sandboxes={"start_seconds": 0.3})
     sandbox = await client.wait_for_sandbox(await order(client), "ERROR")
     assert sandbox["status_detail"] == (
-        "it did not answer within 0.3 s; raise `sandboxes.start_seconds` if it needs longer"
+        "its ports did not respond within 0.3 s; raise `sandboxes.start_seconds` if it needs longer"
     )
 
 

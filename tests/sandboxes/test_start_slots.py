@@ -95,7 +95,7 @@ async def test_starts_wait_in_order_and_move_on_as_those_before_them_are_ready(
     assert (first["status"], first["queue_position"]) == ("WAITING_FOR_SANDBOX", None)
     tasks = [await waiting(client, place) for place in (1, 2, 3)]
     assert tasks[2]["status"] == "WAITING_FOR_SANDBOX"
-    assert tasks[2]["detail"] == "Waiting for its turn: position 3 in the queue"
+    assert tasks[2]["detail"] == "Waiting for its turn, position 3 in the queue"
     # Nothing was made for those that wait.
     assert (len(fake_world.sandboxes), tasks[0]["sandbox_id"]) == (1, None)
     assert (await finish(client, fake_world, first["id"]))["status"] == "READY"

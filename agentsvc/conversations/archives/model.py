@@ -26,7 +26,7 @@ class PausedState(StrEnum):
     PAUSED = "paused"
     STOPPED = "stopped"
     CULLED = "culled"
-    """By an idle rule, so that the next message resumes it."""
+    """Paused by an idle rule, so that the next message resumes it."""
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):

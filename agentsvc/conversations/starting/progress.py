@@ -60,11 +60,11 @@ class Progress:
         await self._parts.archives.forget_rest(tx, sandbox_id)
 
     async def set_position(
-        self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""
+        self, start: Start, position: int | None, *, queue: str = "capacity", cause: str = ""
     ) -> None:
         """Store the position in a queue and the cause, if changed; None ends the wait."""
-        since = f", since {cause}" if cause else ""
-        words = f"Waiting for {queue}: position {position} in the queue{since}"
+        reason = f": {cause}" if cause else ""
+        words = f"Waiting for {queue}, position {position} in the queue{reason}"
         detail = words if position else None
         if position == start.task.queue_position and (not position or detail == start.task.detail):
             return

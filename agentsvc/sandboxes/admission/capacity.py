@@ -106,7 +106,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def wait_reason(self, held: Collection[AdmittedSandbox], waiting: AdmittedSandbox) -> str:
         """Return a text that tells why a queued sandbox does not run yet."""
-        return self.blocks(held, waiting) or "others are before it"
+        return self.blocks(held, waiting) or "other sandboxes are ahead in the queue"
 
     def can_ever_hold(self, wanted: AdmittedSandbox) -> bool:
         """Return whether the sandbox would fit if no other ran."""

@@ -216,7 +216,7 @@ class AdmissionQueue(msgspec.Struct, kw_only=True, eq=False):
         for one in waiting:
             sandbox_id, cause = one.id, self.limits.wait_reason(held, one)
             before = await self.stores.sandboxes.find(sandbox_id, tx)
-            reason = f"it waits for room: position {places[sandbox_id]} in the queue, since {cause}"
+            reason = f"waiting for capacity, position {places[sandbox_id]} in the queue: {cause}"
             if before is None or before.reason == reason:
                 continue
             await self.stores.sandboxes.set_reason(tx, sandbox_id, reason)

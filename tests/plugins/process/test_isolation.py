@@ -519,7 +519,7 @@ async def test_without_bubblewrap_sandboxes_run_and_say_that_they_are_not_held(
         handle = await bench.serve()
         report = await bench.backend.inspect(handle)
         assert not report.isolation or not report.isolation.meets(Isolation.BUBBLEWRAP)
-        with pytest.raises(OrderRejected, match=f"at least `bubblewrap` is asked for; .*{reason}"):
+        with pytest.raises(OrderRejected, match=f"at least `bubblewrap` is required; .*{reason}"):
             await bench.create("true", isolation=Isolation.BUBBLEWRAP)
 
 

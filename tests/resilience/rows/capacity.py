@@ -55,7 +55,9 @@ class Crowd:
         sandbox_id = answer.json()["id"]
         if way == "queue":
             seen: Any = await client.sandbox(sandbox_id)
-            if seen["status"] != "STARTING" or "waits for room" not in str(seen["status_detail"]):
+            if seen["status"] != "STARTING" or "waiting for capacity" not in str(
+                seen["status_detail"]
+            ):
                 self.wrong.append(f"queue: {seen['status']} {seen['status_detail']}")
             await client.delete(f"{_PATH}/{sandbox_id}")
             return
