@@ -309,7 +309,7 @@ async def note_use(
     try:
         await db.write(lambda tx: tx.run(sql, params))
     except StorageFailed as exc:
-        # A full disk must not make every login fail.
+        # A full disk must not make valid keys and logins fail.
         log.warning("last use of a %s not stored", what, extra={"reason": exc.detail})
 
 

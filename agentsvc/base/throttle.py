@@ -40,9 +40,9 @@ class Throttle:
         return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
 
     def left_to(self, caller: object) -> tuple[float, float]:
-        """Return the tokens left to a caller, and the seconds until its bucket is full.
+        """Return the tokens left after a caller's last request, and the seconds from then to a full bucket.
 
-        Raises KeyError for a caller that has taken none, or if there is no limit.
+        Raises KeyError for a caller that has not requested any, as every caller if there is no limit.
         """
         left, _ = self._left[caller]
         return left, (self._at_once - left) / self._rate

@@ -1,7 +1,7 @@
 """Ids, UTC time, secrets and page cursors: small values that every module shares.
 
-Imports the standard library, msgspec and `errors` only. No other module reads the clock or
-generates random values.
+Imports the standard library, msgspec and `errors` only. The server reads the clock and generates
+random values only here; programs that run in sandboxes do so by themselves.
 """
 
 import base64
@@ -136,7 +136,7 @@ def monotonic() -> float:
 
 
 def steady_now() -> datetime:
-    """Return the time by the system clock at process start, ignoring later changes of that clock.
+    """Return the current time by the system clock as it was set when the process started.
 
     For deadlines that are set again when the process restarts.
     """

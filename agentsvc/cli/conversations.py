@@ -259,7 +259,7 @@ def rollback(*, wanted: str | None, yes: bool, api: Api, found: Record) -> None:
         known = api.call("GET", f"{path}/checkpoints")["items"]
         if not known:
             raise CommandFailed(
-                "this conversation has no checkpoint", "the server stores `sandboxes.checkpoints`"
+                "this conversation has no checkpoint", "see `sandboxes.checkpoints` of the server"
             )
         wanted = known[0]["id"]
     ask_to_confirm(f"Restore the files of `{short(found['title'])}`?", is_agreed=yes)

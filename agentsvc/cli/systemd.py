@@ -49,7 +49,7 @@ RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
 SystemCallArchitectures=native
-# Not set, because bubblewrap could not create sandboxes: PrivateUsers, RestrictNamespaces,
+# Not set, because bubblewrap fails with any of them: PrivateUsers, RestrictNamespaces,
 # ProtectProc, ProtectControlGroups, ProtectKernelTunables, PrivateTmp, SystemCallFilter.
 
 [Install]

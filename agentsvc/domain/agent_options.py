@@ -69,7 +69,7 @@ class LlmOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_message_chars: Positive | None = None
     """Maximum characters of an event that are sent to the model; null: 30,000"""
     temperature: Amount | None = None
-    """Sampling temperature: 0 for deterministic answers, more for varied ones; null: the model's own"""
+    """Sampling temperature: 0 for steady answers, more for varied ones; null: the model's own"""
     top_p: Part | None = None
     """Nucleus sampling: share of the likeliest tokens to choose from, 0 to 1; null: the model's own"""
     top_k: Amount | None = None

@@ -102,7 +102,7 @@ class Store:
 
 
 def _put_back(directory: Path, copy: Path, begun: int) -> None:
-    """Restore a directory from its copy; unchanged files, and those of other users, are kept."""
+    """Restore a directory from its copy; keeps unchanged files, and other users' files that it lacks."""
     with contextlib.suppress(OSError):  # another user owns it
         directory.chmod(0o700)
     names = {path.name for path in copy.iterdir()}

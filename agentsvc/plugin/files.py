@@ -75,7 +75,7 @@ def bundled() -> tuple[PluginFile, ...]:
 
 
 def plugins_in(directory: Path) -> Sequence[PluginFile]:
-    """Return the plugins of a directory by name; raises StartFailed if others may write to it."""
+    """Return a directory's plugins by name; raises StartFailed if unreadable or writable by others."""
     try:
         info = directory.stat()
         entries = sorted(directory.iterdir())

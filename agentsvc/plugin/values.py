@@ -35,7 +35,7 @@ class Capability(StrEnum):
     LAYERS = "layers"
     """keep_layer() works: sandboxes can start from a copy of a stopped one's files. Requires STOP."""
     COPIES = "copies"
-    """`Order.copy_of` works: a sandbox can be created with a copy of the files of a running one."""
+    """`Order.copy_of` works: a sandbox can be created with a copy of another's files, which keeps running."""
     IMAGES = "images"
     """`Order.base` and build_image() work: a sandbox can run in an image chosen or built for it."""
     CHECKPOINTS = "checkpoints"
@@ -54,7 +54,7 @@ class Phase(StrEnum):
     PAUSED = "paused"
     """Uses no CPU; files are kept."""
     FAILED = "failed"
-    """It exists and will not run without a restart."""
+    """It exists and will not run again by itself."""
     GONE = "gone"
     """The control plane was reached and has no such sandbox."""
 

@@ -64,10 +64,10 @@ class Installation:
 
     @classmethod
     async def open(cls, data_directory: DataDirectory) -> "Installation":
-        """Open both, and create them if both are absent.
+        """Open both, and create each that is absent from a new installation.
 
-        Raises StartFailed, with a hint, if one of them is unusable or missing, or if the stored data was
-        sealed with another master key; nothing is created then.
+        Raises StartFailed, with a hint, if one of them is unusable or was lost, or if the stored data was
+        sealed with another master key; the lost one is not created then.
         """
         if data_directory.instance_id.exists() and not _has_content(data_directory.database):
             raise StartFailed(

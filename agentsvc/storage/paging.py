@@ -18,7 +18,7 @@ class SqlPage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def newest_first(cls, page_id: str | None) -> "SqlPage":
-        """Return the page for a page id; raises InvalidRequest if the server did not issue it."""
+        """Return the page for a page id, None for the first; raises InvalidRequest if it is malformed."""
         return cls(after=None if page_id is None else decode_cursor(page_id, str, str))
 
     def sql(self, prefix: str, where: list[str], params: dict[str, Any], limit: int) -> str:

@@ -17,7 +17,7 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 
 
 def traces(names: Collection[str], state_dir: Path) -> list[str]:
-    """Return every process, file, control group and mount whose name contains one of the names."""
+    """Return every process, file, control group and mount that mentions one of the names."""
     marks = [name.encode() for name in names]
     return [
         *_processes(marks),

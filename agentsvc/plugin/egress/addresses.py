@@ -90,7 +90,7 @@ def split_port(text: str) -> tuple[str, int | None]:
 
 
 def meant(address: Address) -> Address:
-    """Return the IPv4 address embedded in an IPv6 address, otherwise the address itself."""
+    """Return the IPv4 address that an IPv6 address only wraps, otherwise the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour
@@ -126,7 +126,7 @@ def is_outside(address: Address) -> bool:
 
 
 def is_metadata_service(address: Address) -> bool:
-    """Return whether an address is that of a cloud's metadata service."""
+    """Return whether an address is link-local, or that of a cloud's metadata service."""
     inner = meant(address)
     return inner.is_link_local or inner in _METADATA
 

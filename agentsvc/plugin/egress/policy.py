@@ -72,8 +72,8 @@ class Policy:
     mode: Mode = Mode.NONE
     allow: tuple[Pattern, ...] = ()
     needed: frozenset[tuple[str, int]] = frozenset()
-    """Normalized hosts with their ports that are reachable in every mode and at any address except
-    metadata services: the server's own for callbacks of agents, and models that the operator
+    """Normalized hosts with their ports that are reachable in every mode and at any address but link-local
+    ones and metadata services: the server's own for callbacks of agents, and models that the operator
     configured."""
     models: frozenset[tuple[str, int]] = frozenset()
     """The same for models that users configured, at public addresses only."""

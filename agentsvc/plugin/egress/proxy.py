@@ -52,7 +52,7 @@ class _Denied(Exception):
 
 
 class _Unreachable(Exception):
-    """The target is allowed and does not answer."""
+    """The target is allowed and cannot be reached."""
 
 
 class Proxy:
