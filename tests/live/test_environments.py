@@ -261,7 +261,7 @@ async def test_a_set_up_that_was_killed_is_done_again_and_leaves_nothing(
     deadly = (await client.post(PATH, json={"name": "Deadly", "setup_script": "kill -9 -1"})).json()
     failed = await wait_for(client, deadly, "failed")
     assert failed["detail"].startswith(
-        "The set-up's processes were killed (signal 9), and its sandbox with them. Look "
+        "The set-up's processes were killed (signal 9), and its sandbox with them. Check "
     )
     layers = own.data.path / "backends" / "process" / ".layers"
     assert len(list(layers.iterdir())) == 1
