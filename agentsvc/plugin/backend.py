@@ -107,7 +107,7 @@ class PartlyScanned(BackendUnavailable):
 
 
 class StillFetching(BackendUnavailable):
-    """An image or files of a sandbox are still being fetched; the message reports the progress.
+    """An image or files of a sandbox are being fetched, and make progress; the message reports it.
 
     While `create` raises it, the start timeout is suspended.
     """
