@@ -61,7 +61,7 @@ class RepositoryFields(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES)
     stars: int | None
     """Number of stars; null if not reported"""
     link_header: str | None = None
-    """The provider's Link header for the next page; null on the last page"""
+    """Value of a `Link` header with the next page; null on the last page"""
     pushed_at: str | None
     """Time of the last push, ISO 8601; null if not reported"""
     owner_type: OwnerType | None

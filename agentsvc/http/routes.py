@@ -169,7 +169,7 @@ KEY_PARAMETER: Final = "session_api_key"
 """Query parameter that may carry the key of a stream."""
 
 MAX_QUERY_KEYS: Final = 8
-"""Most query keys checked per request: each check costs work for unauthenticated callers."""
+"""Most query keys checked per request, as any unauthenticated caller can cause the checks."""
 
 SERVICE_HEADER: Final = "X-Service-API-Key"
 """Key header of the routes on which a service creates API keys for users."""

@@ -133,7 +133,7 @@ class FlatSettings(Struct, frozen=True, kw_only=True):
     enable_default_condenser: bool = True
     """Whether a long history is condensed; null: the default, true"""
     condenser_max_size: int | None = None
-    """Number of events from which the history is condensed; null: the default, 240"""
+    """Number of events above which the history is condensed; null: the default, 240"""
     enable_sound_notifications: bool = False
     """Whether the front end plays sounds; ignored by the server. Null: the default, false"""
     enable_proactive_conversation_starters: bool = True

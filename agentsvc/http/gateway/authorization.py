@@ -78,8 +78,8 @@ class Authorizer:
     async def let_in(self, sandbox_id: str) -> GatewayCaller:
         """Return a caller for a request that needs no key.
 
-        Raises NotAuthenticated for an unknown or deleted sandbox, like for one that requires a key,
-        and Conflict for a paused one, which only a key resumes.
+        Raises NotAuthenticated for an unknown or deleted sandbox, as if a key were required,
+        and Conflict for a paused one, which only a request with a key resumes.
         """
         sandbox = await self._sandboxes.find_any(sandbox_id)
         if sandbox is None or sandbox.target is Target.DELETED:

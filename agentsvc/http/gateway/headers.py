@@ -212,7 +212,7 @@ def legible(value: str) -> str:
 
 
 def to_lines(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Serialize headers; raises BadRequest for line breaks and control characters in values."""
+    """Serialize headers; raises BadRequest for line breaks and control characters in them."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
     if _CONTROL.search(text) or not len(lines) == text.count("\r") == text.count("\n"):

@@ -214,7 +214,7 @@ def _show_key(request: web.Request, caller: GatewayCaller) -> None:
 
 
 def _is_use(request: web.Request, place: PortRequest) -> bool:
-    """Whether a request counts as use of the sandbox; reading the agent's state does not."""
+    """Whether a request counts as use of the sandbox; reading or following the agent does not."""
     if place.port != AGENT_PORT:
         return True
     if frames.is_upgrade(request):

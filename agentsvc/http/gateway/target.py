@@ -205,7 +205,7 @@ def _is_framed_editor(request: web.Request, place: PortRequest) -> bool:
 
 
 def _cookie_of(sandbox: Sandbox, place: PortRequest) -> str:
-    """Return a Set-Cookie value that authorizes the page's later requests, if needed."""
+    """Return a Set-Cookie value for a page opened at the port's origin by session key, or ''."""
     key = sandbox.session_key.reveal()
     is_shown = key in rewrite.find_parameters(place.query, KEY_PARAMETER)
     return own_origin.make_cookie(place.own_origin, key) if place.own_origin and is_shown else ""

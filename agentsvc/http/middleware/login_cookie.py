@@ -2,8 +2,9 @@
 
 Cookies are not isolated by port: a browser sends them to every port of a host, and every port can
 set them. So the cookie alone authorizes nothing. The page token is in the page's storage, which
-belongs to one origin, and is sent in a header or as the first message of a WebSocket. Cross-origin
-requests are never authorized. If the server has a path prefix, the cookie is limited to it.
+belongs to one origin, and is sent in a header or as the first message of a WebSocket. A login
+never authorizes a cross-origin request. If the server has a path prefix, the cookie is limited to
+it.
 """
 
 import re

@@ -41,7 +41,7 @@ class Runner:
     """Serves an application with connection limits.
 
     Requests get `grace_seconds` to finish at shutdown. `prefix` is the public path of the server,
-    which a proxy may not strip. `max_of_sandbox` limits the connections of each sandbox. `shared`
+    which a proxy may leave in place. `max_of_sandbox` limits the connections of each sandbox. `shared`
     are networks that many callers share.
     """
 

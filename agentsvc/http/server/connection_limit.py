@@ -25,7 +25,7 @@ LOOPBACK: Final[tuple[Network, ...]] = (
 _CALLER_BITS: Final = 64
 """Prefix length of the IPv6 network that one caller usually has."""
 _STALE_SECONDS: Final = 5.0
-"""Age of a connection without a request after which its origin may replace it."""
+"""Seconds without a request after which a new connection of the origin may replace this one."""
 type _Caller = tuple[str, str]
 """The ids of a sandbox and of a user, one of them empty."""
 
@@ -50,10 +50,10 @@ class CountedConnection:
 class ConnectionLimit:
     """Counts connections, and evicts or rejects them at the limits.
 
-    `max_of_origin` limits the connections of an origin without a valid key; 0 is no limit. `shared` are
-    networks that many callers share, so a new connection from there evicts their oldest one;
-    connections of `proxies` are counted for the client that they name. A single user, like all
-    sandboxes together, may use three quarters of the limit.
+    `max_of_origin` limits the connections of an origin without a valid key; 0 is no limit. Many
+    callers share a `shared` network, so at that limit a new connection from there always evicts the
+    oldest one. Connections of `proxies` count for the client that the proxy names. A single user,
+    like all sandboxes together, may use three quarters of the total limit.
     """
 
     def __init__(

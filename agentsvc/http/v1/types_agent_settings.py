@@ -165,7 +165,7 @@ class CondenserBody(CondenserOptions, frozen=True, kw_only=True):
     enabled: bool | None = None
     """Whether the condenser is enabled; null: true"""
     max_size: Annotated[int, Meta(ge=20, le=MAX_INT)] | None = None
-    """Number of events from which the history is condensed; null: 240"""
+    """Number of events above which the history is condensed; null: 240"""
 
 
 class AgentBody(AgentOptions, frozen=True, kw_only=True):

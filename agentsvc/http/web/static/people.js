@@ -60,7 +60,7 @@ export function UsersPage() {
   return html`
     <${Head} title=${t("Users")} />
     <div class="page wide-page">
-      <p class="hint">${t("Settings, conversations, sandboxes and keys belong to one user; no role can see those of other users.")}</p>
+      <p class="hint">${t("Settings, conversations and sandboxes belong to one user; no role can see those of other users.")}</p>
       <${Problem} error=${list.error} />
       ${list.isLoading && !list.value && html`<${Spinner} />`}
       <ul class="cards loose">

@@ -121,7 +121,7 @@ const AGENT = [
   { key: "max_iterations", label: t("Steps"), kind: "number", hint: t("Maximum steps of a run; a message continues a run that reached it. 500 if empty.") },
   { key: "max_budget_per_task", label: t("Budget in US dollars"), kind: "number", hint: t("Maximum cost of a conversation, which stops when it is reached. Empty: no limit.") },
   { key: "enable_default_condenser", label: t("Shorten long histories"), kind: "switch", hint: t("Old events are summarised so that the history fits the model.") },
-  { key: "condenser_max_size", label: t("Events before that"), kind: "number", hint: t("Number of events from which it is shortened, 20 or more. 240 if empty.") },
+  { key: "condenser_max_size", label: t("Events before that"), kind: "number", hint: t("Number of events above which it is shortened, 20 or more. 240 if empty.") },
 ];
 
 function AgentSection({ settings, save }) {
