@@ -7,7 +7,7 @@ from agentsvc.accounts.audit import COMMAND_LINE as COMMAND_LINE
 from agentsvc.accounts.audit import AuditLog as AuditLog
 from agentsvc.accounts.audit import Entry as Entry
 from agentsvc.accounts.audit import EntryQuery as EntryQuery
-from agentsvc.accounts.audit import audit_by_server as audit_by_server
+from agentsvc.accounts.audit import note_by_server as note_by_server
 from agentsvc.accounts.audit import note_command as note_command
 from agentsvc.accounts.audit import of_caller as of_caller
 from agentsvc.accounts.device_logins import Claim as Claim
@@ -30,7 +30,7 @@ from agentsvc.accounts.keys import check_name as check_name
 from agentsvc.accounts.keys import get_user as get_user
 from agentsvc.accounts.keys import insert_key as insert_key
 from agentsvc.accounts.keys import is_admin as is_admin
-from agentsvc.accounts.keys import list_unauthorized_users as list_unauthorized_users
+from agentsvc.accounts.keys import list_barred as list_barred
 from agentsvc.accounts.logins import LINK_LIFETIME as LINK_LIFETIME
 from agentsvc.accounts.logins import Login as Login
 from agentsvc.accounts.logins import LoginProvider as LoginProvider

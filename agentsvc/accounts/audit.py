@@ -120,7 +120,7 @@ async def note_command(db: Database, action: str, subject: str) -> None:
     await AuditLog(db).note(entry)
 
 
-async def audit_by_server(tx: Transaction, user_id: str, action: str, subject: str) -> None:
+async def note_by_server(tx: Transaction, user_id: str, action: str, subject: str) -> None:
     """Store an entry for a change by the server itself, in the transaction of the change."""
     entry = Entry(
         user_id=user_id,

@@ -158,7 +158,7 @@ class KeyRing:
             raise NotAuthenticated
         return found
 
-    async def identify_key_creator(self, key: str) -> Principal:
+    async def identify_maker(self, key: str) -> Principal:
         """Return the principal of a key that creates keys for users; raises like `identify`.
 
         A key of the scope `service` is treated here as a full key of its administrator.
@@ -186,9 +186,9 @@ class KeyRing:
         now, known = values.now(), [_to_stored_key(row) for row in rows]
         return {one.principal.key_id: one.principal for one in known if one.is_good(now)}
 
-    async def find_unauthorized_users(self) -> frozenset[str]:
+    async def find_barred(self) -> frozenset[str]:
         """Return the ids of the users who may not use sandboxes with any key."""
-        return await list_unauthorized_users(self._db)
+        return await list_barred(self._db)
 
     async def create_user(self, name: str, role: Role) -> str:
         """Add a user and return the id; raises like `add_user`."""
@@ -418,7 +418,7 @@ async def is_admin(source: Queryable, user_id: str) -> bool:
     return bool(await source.value(sql, {"id": user_id}) == Role.ADMIN)
 
 
-async def list_unauthorized_users(source: Queryable) -> frozenset[str]:
+async def list_barred(source: Queryable) -> frozenset[str]:
     """Return the ids of the users who are blocked or viewers."""
     sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
     return frozenset(await source.column(sql))

@@ -108,5 +108,5 @@ class OpenConnections:
         return {one: now for one, now in found.items() if now is not None}
 
     async def _read_barred(self) -> None:
-        self._barred = await self._keyring.find_unauthorized_users()
+        self._barred = await self._keyring.find_barred()
         self._barred_at = monotonic()

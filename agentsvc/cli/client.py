@@ -93,9 +93,9 @@ class Api:
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError) as exc:
-            raise self.not_agentsvc_error() from exc
+            raise self.no_server() from exc
 
-    def not_agentsvc_error(self) -> CommandFailed:
+    def no_server(self) -> CommandFailed:
         """Return the error to raise for a response that did not come from an agentsvc server."""
         return CommandFailed(f"the server at {self.url} is not an agentsvc server", _HINT)
 
@@ -107,7 +107,7 @@ class Api:
             try:
                 items, following = page["items"], page["next_page_id"]
             except (KeyError, TypeError) as exc:
-                raise self.not_agentsvc_error() from exc
+                raise self.no_server() from exc
             yield from items
             if not following:
                 return
@@ -143,7 +143,7 @@ class Api:
                 raise
             raise StreamBroken(exc.message, exc.hint) from exc
         except (ValueError, RecursionError) as exc:
-            raise self.not_agentsvc_error() from exc
+            raise self.no_server() from exc
 
     @contextmanager
     def open(

@@ -57,7 +57,7 @@ def command(url: str, api_key: str | None) -> None:
     try:
         who = f"{me['user_name']} ({me['role']})"
     except (KeyError, TypeError) as exc:
-        raise api.not_agentsvc_error() from exc
+        raise api.no_server() from exc
     file = login_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_private(file, msgspec.json.encode(StoredLogin(url=api.url, key=key)).decode())
@@ -69,7 +69,7 @@ def _log_in_by_browser(api: Api) -> str:
     try:
         offer = msgspec.convert(api.call("POST", f"{_DEVICE}/authorize"), _Offer)
     except msgspec.ValidationError as exc:
-        raise api.not_agentsvc_error() from exc
+        raise api.no_server() from exc
     except RequestRefused as exc:
         if exc.status == HTTPStatus.NOT_FOUND:
             return ""
@@ -88,7 +88,7 @@ def _log_in_by_browser(api: Api) -> str:
                 raise
             wait += exc.error == "slow_down"
         except (KeyError, TypeError) as exc:
-            raise api.not_agentsvc_error() from exc
+            raise api.no_server() from exc
         else:
             return token
     raise CommandFailed("the login was not approved in time")

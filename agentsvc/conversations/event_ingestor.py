@@ -232,7 +232,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
 
     async def sync_unreachable(self) -> None:
         """Sync every conversation in a sandbox that cannot deliver events by webhook."""
-        for conversation in await self.stores.conversations.all_unreachable():
+        for conversation in await self.stores.conversations.all_uncalled():
             if not self.supervisor.is_running(f"sync {conversation.id}"):
                 self.sync_soon(conversation.id)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts import list_unauthorized_users, quotas
+from agentsvc.accounts import list_barred, quotas
 from agentsvc.base import (
     AgentsvcError,
     ModelBudgetReached,
@@ -146,7 +146,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
     async def identify(self, token: str) -> ModelToken:
         """Return the permission of a token; raises NotAuthenticated if it is not valid."""
         row = await self.stores.db.one(_FIND, {"token_hash": sha256(token)})
-        if row is None or row["user_id"] in await list_unauthorized_users(self.stores.db):
+        if row is None or row["user_id"] in await list_barred(self.stores.db):
             raise NotAuthenticated("Invalid model token")
         plain = self.vault.unseal(row["sealed"], _context(row["token_hash"]))
         return record_of(row, ModelToken, upstream=_upstream.decode(plain))

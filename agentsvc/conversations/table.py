@@ -214,7 +214,7 @@ class ConversationTable:
             " ORDER BY c.execution_status = 'running' DESC, c.updated_at DESC",
         )
 
-    async def all_unreachable(self) -> list[Conversation]:
+    async def all_uncalled(self) -> list[Conversation]:
         """Return the ready conversations of running sandboxes that cannot reach this server."""
         [(fact, value)] = NOT_CALLING.items()
         rows = await self._db.all(

@@ -65,9 +65,9 @@ from agentsvc.http.v1.events import to_query as to_query
 from agentsvc.http.v1.forms import read_form as read_form
 from agentsvc.http.v1.logins import NewLogin as NewLogin
 from agentsvc.http.v1.logins import answer_login as answer_login
+from agentsvc.http.v1.logins import browser_of as browser_of
 from agentsvc.http.v1.logins import check_login as check_login
 from agentsvc.http.v1.logins import note_login as note_login
-from agentsvc.http.v1.logins import user_agent_of as user_agent_of
 from agentsvc.http.v1.settings import SettingsBody as SettingsBody
 from agentsvc.http.v1.settings import to_change as to_change
 from agentsvc.http.v1.types_agent_settings import LlmBody as LlmBody

@@ -431,7 +431,7 @@ class Sandboxes:
         """
         await self._targets.set(tx, sandbox_id, Target.DELETED)
 
-    async def delete_at_backend(self, sandbox_id: str) -> None:
+    async def remove_ahead(self, sandbox_id: str) -> None:
         """Delete a sandbox at its backend when `release` cannot be stored because the disk is full.
 
         Does nothing if the sandbox is unknown or was never created. Raises the backend's errors.

@@ -28,7 +28,7 @@ from agentsvc.extension.conversations import (
 from agentsvc.extension.git import as_text, find_part, part_of
 from agentsvc.extension.server import Server
 from agentsvc.extension.signatures import new_secret
-from agentsvc.extension.storage import Database, Transaction, audit_by_server, note_effect
+from agentsvc.extension.storage import Database, Transaction, note_by_server, note_effect
 
 from .config import AutomationsConfig
 from .cron import parse_cron
@@ -431,7 +431,7 @@ async def rename(tx: Transaction, automation: Automation, name: str) -> None:
     after = msgspec.structs.replace(found, definition=definition, updated_at=now())
     await AutomationTable.update(tx, after)
     subject = f"{found.id} {repository.url} {name}"
-    await audit_by_server(tx, found.user_id, "rename repository of automation", subject)
+    await note_by_server(tx, found.user_id, "rename repository of automation", subject)
 
 
 async def delete_old_runs(db: Database, age: timedelta) -> None:

@@ -152,7 +152,7 @@ class Preparer:
                 await self._db.write(body)
             except StorageFailed:
                 # The files of its sandbox may be the reason that the disk is full.
-                await self._sandboxes.delete_at_backend(made.sandbox_id or "")
+                await self._sandboxes.remove_ahead(made.sandbox_id or "")
                 await self._db.write(body)
         finally:
             self._in_progress.discard(layer_id)

@@ -31,11 +31,11 @@ from agentsvc.extension.accounts import (
     LoginProvider,
     NewLogin,
     answer_login,
+    browser_of,
     check_login,
     is_from_proxy,
     note_login,
     read_form,
-    user_agent_of,
 )
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
@@ -312,7 +312,7 @@ class SignIn(Extension[SignInConfig]):
             raise NotAuthenticated("The id of the account is not a text of at most 255 characters")
         key_id = await self._identities.find_key(person, invitation)
         logins = request.app[LOGINS]
-        login, token = await logins.begin_for(key_id, client=user_agent_of(request))
+        login, token = await logins.begin_for(key_id, client=browser_of(request))
         await self._identities.note_login(login.id, person, session)
         await note_login(request, login)
         return answer_login(request, login, token)

@@ -16,9 +16,9 @@ from agentsvc.http import LOGINS as LOGINS
 from agentsvc.http import OPEN_CONNECTIONS as OPEN_CONNECTIONS
 from agentsvc.http import NewLogin as NewLogin
 from agentsvc.http import answer_login as answer_login
+from agentsvc.http import browser_of as browser_of
 from agentsvc.http import check_login as check_login
 from agentsvc.http import is_from_proxy as is_from_proxy
 from agentsvc.http import keys_of as keys_of
 from agentsvc.http import note_login as note_login
 from agentsvc.http import read_form as read_form
-from agentsvc.http import user_agent_of as user_agent_of

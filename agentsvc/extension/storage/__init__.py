@@ -5,7 +5,7 @@ from typing import Any, ClassVar, get_args
 
 import msgspec
 
-from agentsvc.accounts import audit_by_server as audit_by_server
+from agentsvc.accounts import note_by_server as note_by_server
 from agentsvc.storage import Database as Database
 from agentsvc.storage import Queryable as Queryable
 from agentsvc.storage import Row as Row

@@ -70,7 +70,7 @@ async def has_good_key(request: web.Request) -> bool:
         if await app[keys.SANDBOXES].find_by_key(key) is not None:
             return True
         for identify in (
-            app[keys.KEYRING].identify_key_creator,
+            app[keys.KEYRING].identify_maker,
             app[keys.MODEL_TOKENS].identify,
             app[keys.CALLBACKS].identify_pass,
         ):
@@ -125,7 +125,7 @@ async def _identify_user(request: web.Request) -> Principal:
         is_maker = makes_keys and find is _route_keys
         for key in find(request):
             try:
-                return await (keyring.identify_key_creator if is_maker else keyring.identify)(key)
+                return await (keyring.identify_maker if is_maker else keyring.identify)(key)
             except NotAuthenticated:
                 continue
     token = login_token(request)

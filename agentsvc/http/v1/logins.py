@@ -204,7 +204,7 @@ def check_login(request: web.Request) -> None:
         raise NotAllowed("A page of another origin cannot log a browser in")
 
 
-def user_agent_of(request: web.Request) -> str:
+def browser_of(request: web.Request) -> str:
     """Return the `User-Agent` of a request; empty if it is not printable."""
     client = request.headers.get(hdrs.USER_AGENT, "")
     return client if client.isprintable() else ""
@@ -218,7 +218,7 @@ async def note_login(request: web.Request, login: Login) -> None:
 
 
 async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
-    client = user_agent_of(request)
+    client = browser_of(request)
     if order.api_key and not order.token:
         key, _ = unmark(order.api_key.strip())
         return await request.app[LOGINS].begin(key, client=client)
