@@ -49,9 +49,9 @@ _WEBSOCKET_TEXT: Final = (
     "a WebSocket, if the client requests one (`Upgrade: websocket`). Each text frame is one message"
     " as JSON. A client that cannot send headers, such as a browser, sends its key in the query, or"
     ' as the first frame: `{"type": "auth", "session_api_key": "..."}`. Other messages of the client'
-    " are ignored. The server closes with 1001 when it stops, 1011 after an error, 4001 when the key"
-    " is no longer valid, 4004 when the resource does not exist, and 4008 when events may be"
-    " missing; the reason of 4008 is the id of the last event before the gap."
+    " are ignored. The server closes with 1001 when it stops, 1011 after an error, 1013 when the user"
+    " has too many connections, 4001 when the key is no longer valid, 4004 when the resource does not"
+    " exist, and 4008 when events may be missing; its reason is the id of the last event before the gap."
 )
 _TYPE_TEXTS: Final = {
     "object": "an object.",

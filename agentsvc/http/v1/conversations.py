@@ -37,7 +37,7 @@ from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Examp
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v1.start_tasks import (
     GIT_NAMES,
-    LongText,
+    BodyText,
     StartBody,
     StartTaskView,
     from_start_task,
@@ -184,7 +184,7 @@ class PatchBody(
 ):
     """Changes to a conversation; fields that are omitted stay unchanged, null clears a field."""
 
-    title: LongText | UnsetType | None = UNSET
+    title: BodyText | UnsetType | None = UNSET
     """New title; null: cleared, omitted: unchanged"""
     is_public: bool | UnsetType | None = UNSET
     """New value of `public`. True shares the conversation if the operator has set

@@ -51,7 +51,7 @@ GIT_NAMES: Final = {
 """JSON names of fields that have shorter names in the domain."""
 
 type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
-type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
+type BodyText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type EnvironmentId = Annotated[
     str,
     matching(
@@ -90,7 +90,7 @@ class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NA
     """Repository of the task, as `owner/name`"""
     issue_number: Int64
     """Number of the issue or pull request"""
-    title: LongText
+    title: BodyText
     """Title of the issue or pull request"""
 
 
@@ -121,7 +121,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     """First message of the user, which starts the agent; null: the agent waits for a message. Not
     allowed together with `suggested_task`; with that, or with `trigger`, an empty message counts as
     null"""
-    system_message_suffix: LongText | None = None
+    system_message_suffix: BodyText | None = None
     """Text appended to the agent's system prompt, at most 200,000 characters; null: none"""
     processors: list[dict[str, Any]] | None = None
     """Accepted without effect; null: none"""
@@ -138,7 +138,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     user"""
     suggested_task: SuggestedTaskBody | None = None
     """Suggested task from a git provider; it becomes the first message. Null: none"""
-    title: LongText | None = None
+    title: BodyText | None = None
     """Title of the conversation, at most 200,000 characters; null: generated from the first
     message"""
     trigger: Trigger | None = None
