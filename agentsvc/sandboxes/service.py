@@ -542,7 +542,7 @@ class Sandboxes:
             raise failure_of(sandbox)
         require(self._registry, sandbox, how)
         if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
-            raise Conflict("The sandbox is queued and not created yet; it can only be deleted")
+            raise Conflict("The sandbox is queued and not created yet; it can be deleted")
         return sandbox
 
     async def _usable(self, user_id: str, sandbox_id: str) -> Sandbox:
