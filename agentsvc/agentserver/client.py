@@ -71,7 +71,7 @@ class AgentClient:
         if self._session is not None:
             return
         # No limit: a request to a busy conversation may use its connection for minutes. No reuse:
-        # agent servers close connections after an error or 5 s, and a POST on such one is lost.
+        # agent servers close connections after an error or 5 s, and a POST on a closed one is lost.
         connector = SandboxConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -90,7 +90,7 @@ class AgentClient:
     def at(self, url: str, key: Secret, *, confirm: Confirm | None = None) -> "AgentServer":
         """Return the agent server at a URL, with its session key.
 
-        `confirm` replaces the callback by which `confirming` identifies the server by that key.
+        `confirm` replaces the callback from `confirming`, for a server not known by that key yet.
         """
         if self._session is None:
             raise AgentUnavailable("The agent client is not open")

@@ -106,8 +106,8 @@ class SafeConnector:
 
     Allowed are public addresses of other machines. `listed` are hosts that the operator allows at
     any address, in the format of `allow_hosts`; `anywhere` allows all hosts. `own` are URLs of
-    this server, whose addresses are refused even if no local interface has them. `refusal` is the
-    error message for users, with `{place}` for host and port.
+    this server: hosts that are not listed are refused at their addresses, even if no local
+    interface has these. `refusal` is the error message for users, with `{place}` for host and port.
     """
 
     def __init__(

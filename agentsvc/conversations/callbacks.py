@@ -38,7 +38,7 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ) -> None:
         """Store events that a sandbox reports for one of its conversations.
 
-        Events of a deleted conversation are dropped, and its agent server is info to delete it.
+        Events of a deleted conversation are dropped, and its agent server is told to delete it.
         Raises NotFound if the conversation is not in this sandbox.
         """
         try:

@@ -207,7 +207,7 @@ class ConversationTable:
         return [_from_row(row) for row in rows]
 
     async def active_ids(self) -> list[str]:
-        """Return the ids of ready conversations in running sandboxes, running agents first."""
+        """Return ids of ready conversations in running sandboxes: running agents first, then newest."""
         return await self._db.column(
             "SELECT c.id FROM conversations AS c JOIN sandboxes AS b ON b.id = c.sandbox_id"
             " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'"

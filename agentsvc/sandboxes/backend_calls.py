@@ -81,7 +81,7 @@ class BackendCalls:
                 await backend.give_way(handles)
         except AgentsvcError as exc:
             log.info(
-                "sandboxes cannot be paused to make room",
+                "priority of sandboxes cannot be changed",
                 extra={"backend": name, "reason": str(exc)},
             )
             return False

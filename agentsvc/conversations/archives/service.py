@@ -131,7 +131,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             await self.sandboxes.release(tx, sandbox_id)
 
     async def forget_rest(self, tx: Transaction, sandbox_id: str | None) -> None:
-        """Keep a sandbox running after its archives are saved, because its user has resumed it."""
+        """Keep a sandbox running after its archives are saved, because its user needs it again."""
         sql = "UPDATE archives SET rest = '' WHERE sandbox_id = :id AND state = 'saving'"
         await tx.run(sql, {"id": sandbox_id})
 
@@ -261,7 +261,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         log.info("archive finished", extra={"archive_id": saved.id, "state": str(saved.state)})
 
     async def _restore_rest(self, archive: Archive) -> None:
-        """Return a sandbox that was resumed for an archive to its former state."""
+        """Pause or stop a sandbox again that was resumed for an archive."""
         noted = await find_archive(self.db, archive.id)
         if noted is None or noted.releases or noted.rest is PausedState.NONE:
             return

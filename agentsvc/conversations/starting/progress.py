@@ -76,7 +76,7 @@ class Progress:
             await self._change(start, detail=detail)
 
     async def note(self, start: Start, problem: str | None) -> None:
-        """Note a problem that does not fail the start in its present stage; None is ignored."""
+        """Store a non-fatal problem as the note of the present stage; ignore None."""
         if problem is None:
             return
         log.warning(

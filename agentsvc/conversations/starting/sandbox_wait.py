@@ -61,7 +61,7 @@ class SandboxWait:
         return StartWithSandbox(checked=checked, sandbox=waited, agent=agent)
 
     async def _wait_until_running(self, start: Start, sandbox_id: str) -> Sandbox | None:
-        """Wait for the end of a sandbox's start, at most until the deadline; show its reason."""
+        """Wait until a sandbox has started or failed, or the deadline; store its reason meanwhile."""
         reason = ""
         while True:
             seen = await self._sandboxes.wait_for(
