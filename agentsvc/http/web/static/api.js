@@ -1,11 +1,11 @@
-// Calls of the server's API. A login has two parts: a cookie, which the browser sends to every port of the host,
-// and a token in the storage of this origin, which goes along as a header. Without both the login page comes.
+// Client of the server's API. A login has two parts: a cookie, which the browser sends to every port of the host, and a
+// page token in this origin's localStorage, which is sent as a header. Without both, the login page is shown.
 import { t } from "./words.js";
 
-/** Where the server is, whatever path a proxy has put before it. */
+/** The base URL of the server, including any path prefix that a proxy adds. */
 export const BASE = new URL("../../", import.meta.url);
 
-/** What the server refused, with its own words as the message. */
+/** An error response, with its text as the message; status 0 if the server was not reached. */
 export class ApiError extends Error {
   constructor(status, code, message) {
     super(message);
@@ -14,17 +14,17 @@ export class ApiError extends Error {
   }
 }
 
-/** Whether what was asked for is sure not to be done: a proxy may give up what the server goes on with. */
+/** Whether an error proves that the request was not executed. A 5xx does not: behind a proxy, the server may go on. */
 export const isRefusal = ({ status, code }) => status >= 400 && status < 500 && code !== "request_in_progress";
 
-/** Whether there was no server to answer, which a proxy may say for it; it does not know the server's codes. */
+/** Whether the server was not reached: no response, or a 502 or 503 of a proxy, which has no error code of the server. */
 export const isAbsence = ({ status, code }) => status === 0 || ([502, 503].includes(status) && !code);
 
 const LOOK_MS = 2000;
-/** What is told of an answer, with the time since when it waits. */
+/** Callbacks that wait for a response of the server, with the time of their registration. */
 const waiting = new Map();
 
-/** An answer to what was asked at some time is one to whoever waited before that: what was under way says nothing. */
+/** Call the callbacks that were registered before the answered request was sent: responses to earlier requests prove nothing. */
 function heardServer(askedAt) {
   for (const [tell, since] of waiting) {
     if (since > askedAt) continue;
@@ -33,7 +33,7 @@ function heardServer(askedAt) {
   }
 }
 
-/** Call a function once, when the server answers; ask it now and then until it does. Return what ends that. */
+/** Call a function once when the server responds again; poll `alive` until then. Return a function that cancels this. */
 export function onAnswer(tell) {
   waiting.set(tell, performance.now());
   const look = () => {
@@ -52,28 +52,28 @@ export const url = (path) => new URL(path, BASE).href;
 const LOGIN_HEADER = "X-Agentsvc-Login";
 const STORED_LOGIN = `agentsvc-login ${BASE.pathname}`;
 
-/** The login of this page, as long as it is open: in another tab, somebody else may log in meanwhile. */
+/** The page token of this page, read once: another user may log in meanwhile in another tab. */
 let login = localStorage.getItem(STORED_LOGIN);
 
 export const storedLogin = () => login;
 
 const loginHeader = () => (login ? { [LOGIN_HEADER]: login } : {});
 
-/** Log in with `{api_key}` or `{token}`, or with what another path of the API wants. */
+/** Log in with `{api_key}` or `{token}`, or with the body that another login path expects; store the page token. */
 export async function logIn(order, path = `${V1}/logins`) {
   login = (await call("POST", path, order)).page_token;
   localStorage.setItem(STORED_LOGIN, login);
 }
 
 export async function logOut() {
-  // Streams end with the login, and may bring the login page before the answer comes.
+  // Streams end with the login, and may open the login page before this request returns.
   isEnding = true;
   const isStored = isStoredMine();
   const forgotten = isStored ? forgetKept() : [];
   try {
     await remove(`${V1}/logins/current`);
   } catch (error) {
-    // A login that has ended by itself is one that has ended.
+    // A 401 means that the login has ended already.
     if (error.status !== 401) {
       isEnding = false;
       for (const [key, text] of forgotten) localStorage.setItem(key, text);
@@ -86,10 +86,10 @@ export async function logOut() {
 
 const KEPT = `agentsvc-kept ${BASE.pathname} `;
 
-/** What the browser has no room for is kept as long as the page. */
+/** Values for which localStorage has no room; they are lost with the page. */
 const unkept = new Map();
 
-/** Forget all that is kept, and return it. */
+/** Delete all kept values; return the entries that were in localStorage. */
 function forgetKept() {
   unkept.clear();
   const all = Object.entries(localStorage).filter(([key]) => key.startsWith(KEPT));
@@ -97,21 +97,21 @@ function forgetKept() {
   return all;
 }
 
-/** Forget what was kept for another user, whose login has ended without a log-out. */
+/** Delete the values kept for another user whose login ended without a log-out, and record the user. */
 export function keepFor(user) {
   if (![null, user].includes(kept("user"))) forgetKept();
   keep("user", user);
 }
 
-/** What is stored is of who is logged in now, which another tab may have changed. */
+/** Whether the stored page token is still that of this page: in another tab, another user may have logged in. */
 const isStoredMine = () => login === localStorage.getItem(STORED_LOGIN);
 
-/** Keep a value in this browser until the log-out, under a name; null removes it. */
+/** Store a JSON value in this browser under a name, until the log-out; null deletes it. */
 export function keep(name, value) {
   if (!isStoredMine()) return;
   unkept.delete(name);
   try {
-    // Other tabs are told of what is removed.
+    // null is deleted below instead of stored; other tabs get a storage event for it.
     if (value !== null) return localStorage.setItem(KEPT + name, JSON.stringify(value));
   } catch {
     unkept.set(name, value);
@@ -129,49 +129,49 @@ export function kept(name) {
   }
 }
 
-/** Call a function with the name of each value that another tab keeps or removes, and the JSON of before; return what ends that. */
+/** Call a function with the name and old JSON of values that another tab stores or deletes. Return a function that ends this. */
 export function onKept(tell) {
   const heed = ({ key, oldValue }) => key?.startsWith(KEPT) && isStoredMine() && tell(key.slice(KEPT.length), oldValue);
   addEventListener("storage", heed);
   return () => removeEventListener("storage", heed);
 }
 
-/** Return a new id. Browsers make UUIDs on secure origins only. */
+/** Return a random id of 32 hexadecimal digits; browsers have `crypto.randomUUID` in secure contexts only. */
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 let isLeaving = false;
 let isEnding = false;
 const PLACE = `agentsvc-place ${BASE.pathname}`;
 
-/** Go to the page to log in, once: the end of a login is told in several ways at the same time. */
+/** Navigate to the login page, once: several requests and streams may report the end of a login at the same time. */
 export function goToLogin() {
   if (isLeaving) return;
   isLeaving = true;
-  // Another tab that logs out forgets whose the place is.
+  // After a log-out in another tab, it is unknown which user the route belongs to.
   sessionStorage.setItem(PLACE, isEnding || (login && !kept("user")) ? "" : location.hash);
   location.assign(url("login"));
 }
 
-/** Go from the page to log in to where a login was missing in this tab. */
+/** Navigate from the login page back to the route at which this tab found no login. */
 export function goBack() {
   const place = sessionStorage.getItem(PLACE) ?? "";
   sessionStorage.removeItem(PLACE);
   location.replace(BASE.href + place);
 }
 
-/** Return what work of the network brings; where it brings nothing, there is no server. */
+/** Await a network operation; throw an ApiError with status 0 if it fails. */
 const reached = (work) => work.catch(() => {
   throw new ApiError(0, "unreachable", t("The server does not answer. Check that it runs and that you are online"));
 });
 
-/** Send a request as who is logged in; throws only where there is no server. */
+/** Send a request with the page token; throws only if the server cannot be reached. */
 export const send = (path, { headers, ...options } = {}) =>
   reached(fetch(url(path), { ...options, headers: { ...loginHeader(), ...headers } }));
 
-/** Where a 401 may be about a key or a token that was sent along, and not about the login. */
+/** Paths on which a 401 may concern a key or token in the request (of a sandbox, of a git provider) and not the login. */
 const TELLS_OF_OTHERS = /^sandboxes\/|\/(?:git-providers|github-app)$/;
 
-/** Call an operation; with a `key` it is done once, however often it is called. */
+/** Call an operation and return its JSON. With a `key` (Idempotency-Key), it is executed once even if the call is repeated. */
 export async function call(method, path, body, key) {
   const options = { method, headers: { Accept: "application/json" } };
   if (key) options.headers["Idempotency-Key"] = key;
@@ -181,9 +181,9 @@ export async function call(method, path, body, key) {
   }
   const at = performance.now();
   const response = await send(path, options);
-  // It may end before its answer does.
+  // The connection may break before the end of the body.
   const text = await reached(response.text());
-  // A proxy that does not reach the server answers for it.
+  // A proxy sends these statuses if it cannot reach the server.
   if (![502, 503, 504].includes(response.status)) heardServer(at);
   if (response.ok) return text ? JSON.parse(text) : null;
   if (response.status === 401 && !TELLS_OF_OTHERS.test(path) && !isAtLogin()) goToLogin();
@@ -192,7 +192,7 @@ export async function call(method, path, body, key) {
 
 export const isAtLogin = () => location.href.split(/[?#]/)[0] === url("login");
 
-/** Have the browser save what is at a path: a link to it would not say who is logged in. */
+/** Download a path as a file; a plain link would not send the page token. */
 export async function download(path) {
   const response = await send(path);
   if (!response.ok) throw toError(response, await response.text());
@@ -209,7 +209,7 @@ function toError(response, text) {
   try {
     answer = JSON.parse(text) ?? {};
   } catch {
-    // A proxy in between may answer with a page of its own.
+    // A proxy may respond with a page of its own.
   }
   return new ApiError(response.status, answer.code ?? "", toMessage(answer) || t("The server answered {0}", response.status));
 }
@@ -225,13 +225,13 @@ export const put = (path, body) => call("PUT", path, body);
 export const patch = (path, body) => call("PATCH", path, body);
 export const remove = (path) => call("DELETE", path);
 
-/** Return a query; what is empty is left out. */
+/** Return a query string without the empty values. */
 export function params(values) {
   const kept = Object.entries(values).filter(([, value]) => value !== "" && value != null);
   return new URLSearchParams(kept).toString();
 }
 
-/** Return the settings as they are now, or null before the first save. */
+/** Return the current settings, or null if none have been saved yet. */
 export async function findSettings() {
   try {
     return await get(`${V1}/settings`);
@@ -241,7 +241,7 @@ export async function findSettings() {
   }
 }
 
-/** Return the items of all pages of a search, up to a number of pages. */
+/** Return the items of a paginated search, from at most `pages` pages. */
 export async function getAll(path, query = {}, pages = 10) {
   const items = [];
   let page_id = null;
@@ -257,11 +257,11 @@ export async function getAll(path, query = {}, pages = 10) {
 export const V1 = "api/v1";
 export const conversationPath = (id) => `${V1}/app-conversations/${id}`;
 
-/** Return where a conversation is at its agent server, by way of the gateway. */
+/** Return the path of a conversation on its agent server, through the gateway. */
 export function agentPath(conversation) {
   const id = conversation.id.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
   return `sandboxes/${encodeURIComponent(conversation.sandbox_id)}/agent/api/conversations/${id}`;
 }
 
-/** Return what a start or a message takes: a text as content. */
+/** Return a text as the `content` of a start or a message. */
 export const textContent = (text) => [{ type: "text", text }];

@@ -1,4 +1,4 @@
-// The shell: who may see it, the list of conversations beside the view that the address names.
+// The application shell: redirect to the login, list of conversations, and the view for the current route.
 import { findSettings, get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
 import { AuditPage } from "./audit.js";
 import { AttemptsPage, useHasAttempts } from "./attempts.js";
@@ -52,7 +52,7 @@ function View({ route, settings, onSettings }) {
   }
 }
 
-/** Return what of a route another page has otherwise; the groups of the settings are one page. */
+/** Return the part of a route that identifies its page; all groups of the settings are one page. */
 const placeOf = (route) => route.split(/[/?]/).slice(1, route.startsWith("/settings") ? 2 : 3).join("/");
 
 function Nav({ route }) {
@@ -77,7 +77,7 @@ function Nav({ route }) {
   `;
 }
 
-/** A warning while sandboxes are isolated less than their backend is made for. */
+/** Warnings for backends whose sandboxes are less isolated than the default of the backend. */
 function IsolationWarning({ protection }) {
   return protection.filter((one) => one.is_below_default).map((one) => html`
     <p class="looking" role="alert" key=${one.backend}><${Icon} name="lock" /><span>
@@ -93,7 +93,7 @@ function Shell() {
   const { isLoaded, settings, protection, error } = state;
   const retry = useRef(null);
   const isTold = useRef(false);
-  /** Read what counts on all pages, and return whether that has come; until it has, it is tried again by itself. */
+  /** Load what all pages need, and return whether it succeeded; retry automatically if the server is unreachable or fails. */
   const load = async (isRetry = false) => {
     clearTimeout(retry.current);
     try {
@@ -104,14 +104,14 @@ function Shell() {
       isTold.current = false;
       return true;
     } catch (error) {
-      // What is on the page stays there, with what was typed.
+      // If the page is loaded already, it stays as it is, with the text typed into it.
       setState((old) => (old.isLoaded ? old : { error }));
       if (isLoaded && !isRetry) {
         isTold.current = true;
         error.title = t("The settings could not be read anew");
         tell(error);
       }
-      // A server that starts again is there in a moment.
+      // The server may be restarting.
       if (error.status === 0 || error.status >= 500) retry.current = setTimeout(load, AGAIN_MS, true);
       return false;
     }
@@ -149,7 +149,7 @@ function Shell() {
 
 const TITLES = { attempts: t("Attempts"), audit: t("Audit log"), automations: t("Automations"), environments: t("Environments"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
 
-/** The title of pages that are no conversation; those keep their own. */
+/** Sets the title of all pages except conversations, which set their own. */
 function PageTitle({ route }) {
   const name = route.split(/[/?]/)[1] ?? "";
   useAttention(TITLES[name] ?? "");

@@ -1,4 +1,4 @@
-// Files for an agent: they are put into the workspace, and images are shown to the model as well.
+// Files for an agent: uploaded into the workspace; small images are also sent to the model.
 import { agentPath, get, newId, send } from "./api.js";
 import { bytes } from "./format.js";
 import { html } from "./html.js";
@@ -9,7 +9,7 @@ const FOLDER = "uploads";
 const LARGEST_BYTES = 50 * 1024 * 1024;
 const LARGEST_IMAGE_BYTES = 700 * 1024;
 
-/** Return a file's name as one that is safe in a path. */
+/** Return a file's name without the characters that are unsafe in a path. */
 const nameOf = (file) => (file.name || "pasted").replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[.-]+/, "") || "file";
 
 const toDataUrl = (file) => new Promise((resolve, reject) => {
@@ -19,7 +19,7 @@ const toDataUrl = (file) => new Promise((resolve, reject) => {
   reader.readAsDataURL(file);
 });
 
-/** Put files into the workspace of a conversation; return what tells the agent of each. */
+/** Upload files into the workspace of a conversation; return the path, name, size and image (data URL or null) of each. */
 export async function attach(conversation, files) {
   if (conversation.sandbox_status !== "RUNNING") throw new Error(t("Files can be attached while the sandbox runs."));
   const { workspace } = await get(agentPath(conversation));
@@ -37,7 +37,7 @@ export async function attach(conversation, files) {
   }));
 }
 
-/** Return the text of a message that names the files that go with it. */
+/** Return the text of a message with the paths of its attached files appended. */
 export function withFiles(text, files) {
   if (!files.length) return text;
   return [text, `Attached ${files.length === 1 ? "file" : "files"}: ${files.map(({ path }) => `\`${path}\``).join(", ")}`].filter(Boolean).join("\n\n");

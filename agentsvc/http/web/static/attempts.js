@@ -1,4 +1,4 @@
-// Attempts: one task given to several agents at once, compared, and one of them gone on with.
+// Attempts: one task given to several agents at once, a comparison of the results, and the choice of one to continue.
 import { get, isRefusal, newId, post, remove } from "./api.js";
 import { ago, money, span } from "./format.js";
 import { toNumber } from "./forms.js";
@@ -24,7 +24,7 @@ const COUNT = t("Number of attempts");
 const BUDGET = t("Budget of all in US dollars");
 const EMPTY = { message: "", count: "3", models: "", repository: "", branch: "", test_command: "", budget: "" };
 
-/** Whether this server makes attempts; until it has said so, it does not. */
+/** Whether this server has attempts; false until it has answered. */
 export const useHasAttempts = () => Boolean(useLoaded(() => get(PATH)).value);
 
 function toOrder(form, conversation) {
@@ -46,7 +46,7 @@ export function AttemptsPage({ conversation }) {
     return () => clearInterval(timer);
   }, [isBusy]);
   const begin = all.act(async () => {
-    // Once, however often nobody answers.
+    // Retries use the same key, so that the attempts are created once.
     key.current ??= newId();
     try {
       await post(PATH, toOrder(form, conversation), key.current);

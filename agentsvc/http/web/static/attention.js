@@ -1,10 +1,10 @@
-// What needs the user: on top of the list, in the title and the icon of the page, and, if allowed, as a notification.
+// Conversations that need the user: first in the list, in the title and icon of the page, and, if allowed, as notifications.
 import { kept } from "./api.js";
 import { useEffect, useRef } from "./html.js";
 import { useStore } from "./store.js";
 import { t } from "./words.js";
 
-/** Whether a conversation waits for its user. */
+/** Whether a conversation waits for its user's confirmation. */
 export const needsYou = ({ execution_status, sandbox_status }) => sandbox_status === "RUNNING" && execution_status === "waiting_for_confirmation";
 
 const ICON = document.querySelector("link[rel=icon]");
@@ -19,11 +19,11 @@ function notify({ id, title }) {
       location.hash = `/c/${id}`;
     };
   } catch {
-    // Browsers on phones allow them, and make none for a page.
+    // Mobile browsers grant the permission, but do not let a page create a notification.
   }
 }
 
-/** Keep the title and the icon of the page, and tell of what has begun to need the user while nobody looks. */
+/** Update title and icon of the page, and notify the user of conversations that start to wait while the page is hidden. */
 export function useAttention(title) {
   const { conversations, isLoaded } = useStore();
   const told = useRef(null);

@@ -1,4 +1,4 @@
-// The audit log: all of it for administrators, and for everybody what was done with their own keys.
+// The audit log: all entries for administrators, and for every user the actions of their own keys.
 import { get, V1 } from "./api.js";
 import { moment } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
@@ -15,7 +15,7 @@ const OUTCOMES = [["", t("Any")], ["false", t("Done")], ["true", t("Refused or f
 const toTime = (text) => (text ? new Date(text).toISOString() : "");
 const toQuery = ({ at__gte, at__lt, ...rest }) => ({ ...rest, at__gte: toTime(at__gte), at__lt: toTime(at__lt), limit: PAGE });
 
-/** Return pages of entries for a query, asked for once it has stayed the same for a moment. */
+/** Return the loaded entries of a query, and `more`, which loads the next page. A changed query is sent after a short delay. */
 function useEntries(path, form) {
   const [state, setState] = useState({ isLoading: true });
   const key = JSON.stringify(toQuery(form));
@@ -34,7 +34,7 @@ function useEntries(path, form) {
   }, [path, key]);
   const more = async () => {
     const found = await ask(state.next, state.items);
-    // Other entries may be wanted meanwhile.
+    // The query may have changed meanwhile.
     setState((now) => (now === state ? found : now));
   };
   return { ...state, more };

@@ -1,4 +1,4 @@
-// Automations: what starts agents without anybody, and the runs that came of it.
+// Automations: rules that start agents, and the runs that they started.
 import { get, patch, post, put, remove } from "./api.js";
 import { ago, moment, money, span } from "./format.js";
 import { toNumber } from "./forms.js";
@@ -46,7 +46,7 @@ const EMPTY = {
   subject: "request", label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", pull_request: false, timeout: "", max_budget: "", max_iterations: "",
 };
 
-/** Whether this server runs automations; until it has said so, it does not. */
+/** Whether this server has automations; false until it has answered. */
 export const useHasAutomations = () => Boolean(useLoaded(() => get(PATH, { limit: 1 })).value);
 
 function toForm(one) {
@@ -57,7 +57,7 @@ function toForm(one) {
   return Object.fromEntries(Object.entries(EMPTY).map(([name, usual]) => [name, name in values ? shown(values[name], usual) : usual]));
 }
 
-/** Return the words of a text, null for none. */
+/** Split a text at spaces and commas; return null if it has no words. */
 function words(text) {
   const found = text.split(/[\s,]+/).filter(Boolean);
   return found.length ? found : null;
@@ -78,7 +78,7 @@ function toTrigger(form) {
   }
 }
 
-/** What is not in the form stays as it was. */
+/** Return the request body for a form. Trigger fields that are not in the form are kept if the type is unchanged. */
 function toOrder(form, was = {}) {
   const trigger = { ...(was.trigger?.type === form.type ? was.trigger : {}), type: form.type, ...toTrigger(form) };
   const repository = { url: form.url.trim(), ref: form.ref.trim() || null, provider: form.provider || null };
@@ -209,7 +209,7 @@ function Runs({ path }) {
 
 const NO_APP = { app_id: "", private_key: "", webhook_secret: "", host: "" };
 
-/** The GitHub App that automations act as; nothing where the server runs none. */
+/** The GitHub App that automations act as; renders nothing if the server has no automations. */
 export function GithubAppSection() {
   const hasAutomations = useHasAutomations();
   const apps = useList(async () => {

@@ -1,10 +1,10 @@
-// What this browser shows, and how: kept here, not on the server.
+// Display settings of this browser, stored in it and not on the server.
 import { keep, kept } from "./api.js";
 import { html, useState } from "./html.js";
 import { SelectField, Toggle } from "./ui.js";
 import { LANGUAGES, chosenLanguage, setLanguage, t } from "./words.js";
 
-/** Show the page in the light or dark that was chosen, or in that of the system. */
+/** Apply the chosen colour scheme, or that of the system. */
 export function applyTheme() {
   document.documentElement.style.colorScheme = kept("theme") ?? "";
 }

@@ -1,4 +1,4 @@
-// How each thing in a conversation is shown.
+// Components that show the items of a conversation.
 import { Diff } from "./diff.js";
 import { moment, span } from "./format.js";
 import { html } from "./html.js";
@@ -6,14 +6,14 @@ import { Markdown } from "./markdown.js";
 import { Button, Copy, Icon } from "./ui.js";
 import { t } from "./words.js";
 
-/** What agents call the risk of a step. */
+/** Labels of the risk levels that agents assign to their actions. */
 export const RISKS = { LOW: t("low"), MEDIUM: t("medium"), HIGH: t("high") };
 
 const MAX_CHARS = 20_000;
 
 /**
- * Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is
- * to be said again, `onFork` the event that a fork ends with, and `onBack` the message before which files are put back to.
+ * Show an item. `open` is the set of keys of unfolded items, which remain so when scrolled out of view. `onAgain` gets the
+ * text to send again, `onFork` the id of the last event of the fork, `onBack` the message before which files are restored.
  */
 export function Card({ item, run, open, onToggle, onAgain, onFork, onBack }) {
   const fold = (head, body, kind = "") => html`
@@ -46,7 +46,7 @@ export function Card({ item, run, open, onToggle, onAgain, onFork, onBack }) {
   }
 }
 
-/** What can be done with a message: it is copied, forked from, its work undone, and one's own goes back into the field to be changed. */
+/** Buttons of a message: copy it, fork from it, restore the files from before it, edit it and send it again. */
 const Acts = ({ item, onAgain, onFork, onBack }) => html`
   <span class="acts"><${Copy} text=${item.text} /><${Fork} item=${item} onFork=${onFork} />
     ${onBack && html`<${Button} kind="bare" icon="undo" isIcon needs="run" label=${t("Put files back to before this message")} onPress=${() => onBack(item)} />`}
@@ -102,7 +102,7 @@ function describe({ tool, action, summary }) {
   }
 }
 
-/** Below the workspace it is clear where a file is. */
+/** Return a path relative to the workspace; a path outside it is unchanged. */
 const shortPath = (path) => (path ?? "").replace(/^.*\/workspace\/(?:project\/)?/, "");
 
 function outcome({ output, error, rejected }, run) {
@@ -131,7 +131,7 @@ function ToolBody({ item, onFork }) {
 
 const isEdit = (action) => action?.kind === "FileEditorAction" && action.command !== "view";
 
-/** What was asked of a tool: a command, a change of a file, a plan, or whatever its arguments are. */
+/** The arguments of a tool call: a command, an edit of a file, a plan, or JSON. */
 export function Call({ action, output }) {
   switch (action?.kind) {
     case "TerminalAction":
@@ -156,7 +156,7 @@ function Edit({ action, output }) {
   return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} path=${action.path} />`;
 }
 
-/** What was run, or printed; what is copied is all of it. */
+/** A command or its output, truncated if long; the copy button copies all of it. */
 const Block = ({ kind, text }) => html`<div class="code"><pre class=${kind} tabindex="0">${cut(text)}</pre><${Copy} text=${text ?? ""} /></div>`;
 
 function cut(text) {

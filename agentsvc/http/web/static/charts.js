@@ -1,5 +1,5 @@
-// What was used, as charts, each with its table: of models by day, by model and, for administrators, by user; of sandboxes
-// over time.
+// Usage charts, each with a table of its values: model usage by day, by model and, for administrators, by user; sandbox
+// usage over time.
 import { get, V1 } from "./api.js";
 import { bytes, clock, count, money } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
@@ -20,7 +20,7 @@ const UNITS = {
   tokens: { label: t("Tokens"), value: (one) => one.prompt_tokens + one.completion_tokens, show: count },
 };
 
-/** Return the sums of rows by what a function returns for each: [name, sum], the largest first. */
+/** Sum `valueOf` over the rows of each `nameOf`; return [name, sum], the largest first. */
 function sums(rows, nameOf, valueOf) {
   const totals = new Map();
   for (const row of rows) totals.set(nameOf(row), (totals.get(nameOf(row)) ?? 0) + valueOf(row));
@@ -65,7 +65,7 @@ export function UsageCharts() {
   `;
 }
 
-/** Columns over time, with room for at least so many, and below them the table of what they are. Days are those of UTC. */
+/** A column chart over time, at least `least` columns wide, with `children`, such as its table, below. Days are in UTC. */
 function Columns({ title, entries, show, note, least = 0, children }) {
   const top = Math.max(...entries.map(([, value]) => value));
   const most = top || 1;
@@ -83,7 +83,7 @@ function Columns({ title, entries, show, note, least = 0, children }) {
   `;
 }
 
-/** A bar for each entry, beside its name and value: that is the table already. */
+/** A table with a bar in each row, so that the chart needs no second table. */
 function Bars({ title, entries, show }) {
   const most = entries[0]?.[1] || 1;
   return html`
@@ -101,20 +101,20 @@ const Table = ({ title, head, rows }) => html`
   </details>
 `;
 
-/** What a sandbox takes, by the name of each kind: how it is found in two measurements, and how it is written. */
+/** Resources of a sandbox: label, function that returns the value from a measurement and the previous one, and formatter. */
 const KINDS = [
   [t("Memory"), (now) => now.memory_bytes, bytes],
   [t("Processor"), (now, before) => perCent(now, before), (value) => `${value.toFixed(value < 10 ? 1 : 0)} %`],
   [t("Disk"), (now) => now.disk_bytes, bytes],
 ];
 
-/** Return how much of one processor was used between two measurements, or null where that is not known. */
+/** Return the CPU usage between two measurements in percent of one processor, or null if it is unknown. */
 function perCent(now, before) {
   if (now.cpu_seconds === null || !(before?.cpu_seconds <= now.cpu_seconds)) return null;
   return (100 * (now.cpu_seconds - before.cpu_seconds)) / ((Date.parse(now.measured_at) - Date.parse(before.measured_at)) / 1000);
 }
 
-/** What a sandbox has used since it was first looked at, at most in the last 240 looks. */
+/** Charts of a sandbox's resource usage since the server started, from at most the last 240 measurements. */
 export function SandboxCharts({ id }) {
   const { value, error, again, look } = useLoaded(() => get(`${V1}/sandboxes/${id}/usage`), [id]);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Checkpoints of the files of a conversation, one before each message that an agent at rest got, and going back to them.
+// Checkpoints of a conversation's files, one before each message to an idle agent, and restoring them.
 import { conversationPath, get, post } from "./api.js";
 import { moment } from "./format.js";
 import { useMemo, html } from "./html.js";
@@ -8,14 +8,14 @@ import { t } from "./words.js";
 
 const MAX_WORDS = 80;
 
-/** Return the checkpoints by the keys of the messages before which they were kept. */
+/** Return a map from the keys of messages to the checkpoints that were created before them. */
 export function useCheckpoints({ id, sandbox_id }, timeline, run) {
   const said = timeline.items.filter(({ type }) => type === "user");
   const kept = useLoaded(async () => (sandbox_id ? (await get(`${conversationPath(id)}/checkpoints`)).items : []), [id, sandbox_id, said.length, run]);
   return useMemo(() => byMessage(said, kept.value ?? []), [kept.value, said.length]);
 }
 
-/** A checkpoint is of the first message after it: what was said to an agent at work has none. */
+/** Map each message to the newest checkpoint since the previous message; a message to a working agent has none. */
 function byMessage(said, newestFirst) {
   const found = new Map();
   let from = -Infinity;
@@ -28,7 +28,7 @@ function byMessage(said, newestFirst) {
   return found;
 }
 
-/** Ask whether the files are to be put back, and do it. */
+/** Ask for confirmation, and restore the files of a checkpoint. */
 export const PutBack = ({ conversation, item, checkpoint, onClose }) => html`
   <${Question} title=${t("Put the files back?")} action=${t("Put files back")} doing=${t("Putting the files back")} onClose=${onClose}
     text=${t("Restores workspace and home to their state of {0}, before “{1}”. Later changes are lost, including commits, and processes in the sandbox end. The conversation stays, and the agent is told.", moment(checkpoint.created_at), cut(item.text))}

@@ -1,4 +1,4 @@
-// Code in colours: the library is loaded when the first code is shown, and the code is there before that.
+// Syntax highlighting: the library is loaded with the first code block, which is shown without colours until then.
 import { html, h, useEffect, useState } from "./html.js";
 import { Copy } from "./ui.js";
 
@@ -22,14 +22,14 @@ function load() {
   }, () => {});
 }
 
-/** Return the name that the library has for a language or the ending of a file, or "". */
+/** Return the library's name for a language or a file extension, or "" if it is unknown or the library is not loaded. */
 export function languageOf(name) {
   const ending = name.split(".").at(-1).toLowerCase();
   const language = LANGUAGES[ending] ?? ending;
   return library?.registered(language) ? language : "";
 }
 
-/** Whether code can be coloured, and a drawing when it can. */
+/** Return whether the library is loaded, and render again when it is. */
 export function useHighlighting() {
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -40,7 +40,7 @@ export function useHighlighting() {
   return library !== null;
 }
 
-/** Return a text as coloured elements. */
+/** Return a text as highlighted elements, or unchanged if it is long or its language is unknown. */
 export function coloured(text, language) {
   const known = language && text.length <= MAX_CHARS ? languageOf(language) : "";
   return known ? toElements(library.highlight(known, text).children) : text;
@@ -49,7 +49,7 @@ export function coloured(text, language) {
 const toElements = (nodes) => nodes.map((node) =>
   node.type === "element" ? h("span", { class: node.properties.className.join(" ") }, toElements(node.children)) : node.value);
 
-/** A block of code with a button that copies it. */
+/** A code block with a copy button. */
 export function Code({ text, language = "" }) {
   useHighlighting();
   return html`

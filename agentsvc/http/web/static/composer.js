@@ -1,4 +1,4 @@
-// What is said to an agent: the draft, what is on its way, and what can be done with the run.
+// Messages to an agent: the draft, pending messages, and the controls of the run.
 import { agentPath, call, get, keep, kept, onKept, post, remove, V1 } from "./api.js";
 import { Attachments, attach, withFiles } from "./attachments.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
@@ -13,7 +13,7 @@ import { t } from "./words.js";
 const ENDING_MS = 20_000;
 const LOOK_MS = 300;
 
-/** Have the agent go on. What it was stopped in may still be ending, though it is paused already. */
+/** Resume the agent; retry on 409, because the interrupted step may still be ending although the agent is paused already. */
 async function goOn(agent) {
   const deadline = Date.now() + ENDING_MS;
   for (;;) {
@@ -27,26 +27,26 @@ async function goOn(agent) {
   }
 }
 
-/** Forget a draft, unless another tab has kept its own since. */
+/** Delete a draft, unless another tab has stored a different one since. */
 const forget = (name, value) => JSON.stringify(kept(`draft ${name}`)) === JSON.stringify(value) && keep(`draft ${name}`, null);
 
-/** Return a text or a list that is kept in this browser under a name, and a way to change it. */
+/** Return a text or a list that this browser stores under a name, and its setter. */
 export function useDraft(name, empty = "") {
   const [value, setValue] = useState(() => kept(`draft ${name}`) ?? empty);
-  // An effect that waits for a frame is lost with the page, or comes after the log-out.
+  // Not useEffect, which waits for a frame: the page may be closed before it, or the user logged out.
   const last = useRef(value);
   useLayoutEffect(() => {
     if (value.length) keep(`draft ${name}`, value);
     else forget(name, last.current);
     last.current = value;
   }, [name, value]);
-  // What another tab has sent is not left here to be sent again.
+  // Clear a draft that another tab has sent, so that it is not sent again here.
   useEffect(() => onKept((one, old) => one === `draft ${name}` && kept(one) === null
     && setValue((now) => (JSON.stringify(now) === old ? empty : now))), [name]);
   return [value, setValue];
 }
 
-/** Messages that the conversation does not have yet: on their way from this browser, or queued from wherever. */
+/** Messages that are not in the conversation yet: being sent by this browser, or queued on the server by any client. */
 export function Pending({ outbox, queue, conversation, attempt, setText }) {
   const left = [...queue.messages];
   const shown = outbox.messages.map((message) => {
@@ -86,7 +86,7 @@ function stateOf(state, queued, { queued_messages, sandbox_status }) {
 
 const LOOK_AGAIN_MS = 2000;
 
-/** Return the messages that wait on the server for the agent, and what takes one back. */
+/** Return the conversation's pending messages on the server, and a function that cancels one. */
 export function useQueue({ id, queued_messages }) {
   const [messages, setMessages] = useState([]);
   const path = `${V1}/conversations/${id}/pending-messages`;
@@ -94,7 +94,7 @@ export function useQueue({ id, queued_messages }) {
   const load = () => {
     const turn = (asked.current += 1);
     return get(path).then((found) => {
-      // What was asked before may be answered after.
+      // Responses may arrive out of order: use only that of the last request.
       if (turn === asked.current) setMessages(found.map((one) => ({ ...one, text: one.content.map((part) => part.text).filter(Boolean).join("\n") })));
     }, () => {});
   };
@@ -104,7 +104,7 @@ export function useQueue({ id, queued_messages }) {
       return setMessages([]);
     }
     load();
-    // That the agent was sent one is told to nobody.
+    // The stream does not report the delivery of a message to the agent, so poll.
     const timer = setInterval(load, LOOK_AGAIN_MS);
     return () => clearInterval(timer);
   }, [id, queued_messages]);
@@ -128,16 +128,16 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
   const [isOver, setOver] = useState(false);
   const send = () => {
     const said = withFiles(text.trim(), files);
-    // Files that are on their way into the workspace go with the message.
+    // Wait for the uploads: these files belong to the message.
     if (!said || adding) return;
-    // Twice there may be no room for the images.
+    // Delete the draft before the outbox stores the images: the browser may not have room for both copies.
     forget(draftName, files);
     outbox.send(said, files.map(({ image }) => image).filter(Boolean));
     setText("");
     setFiles([]);
   };
   const add = (chosen) => {
-    // The browser empties the list itself when the field is.
+    // Copy the list: the browser empties it when the input is cleared.
     const given = [...chosen];
     return given.length > 0 && attempt(async () => {
       setAdding((count) => count + 1);
@@ -155,7 +155,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     event.preventDefault();
     add(event.clipboardData.files);
   };
-  // A text is for the field itself.
+  // The text field itself handles dropped text.
   const hasFiles = (event) => event.dataTransfer.types.includes("Files");
   const onDrop = (event) => {
     if (!hasFiles(event)) return;
@@ -206,7 +206,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
   `;
 }
 
-/** Where the sandbox is gone: what was asked can be asked again. */
+/** Replaces the composer when the sandbox is gone or failed: the task can be started again. */
 function Gone({ conversation, timeline, outbox }) {
   const [task, setTask] = useState();
   useEffect(() => {

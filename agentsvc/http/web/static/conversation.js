@@ -1,4 +1,4 @@
-// One conversation, live: what happened, what can be done now, and the workspace beside it.
+// One conversation, live: its items, the controls, and the workspace beside it.
 import { agentPath, conversationPath, download, get, isRefusal, newId, patch, post, remove } from "./api.js";
 import { useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
@@ -22,7 +22,7 @@ import { Changes, Files, Ports } from "./workspace.js";
 import { t } from "./words.js";
 
 const DRAW_MS = 50;
-/** How many events are loaded at once. */
+/** Number of events that are loaded at once. */
 const PART = 500;
 const PARTS = [
   ["", t("Conversation")],
@@ -32,7 +32,7 @@ const PARTS = [
   ["ports", t("Ports")],
 ];
 
-/** The events of a conversation that are loaded: the last ones first, those before them when they are asked for. */
+/** The loaded events of a conversation: the latest first, earlier ones on request. */
 class History {
   timeline = new Timeline();
   events = [];
@@ -64,7 +64,7 @@ class History {
   }
 }
 
-/** Follow the events of a conversation; they are drawn together, however fast they come. */
+/** Subscribe to the events of a conversation; events in quick succession are rendered together. */
 function useTimeline(id) {
   const history = useRef(null);
   const [state, setState] = useState({ isLoaded: false, isGone: false });
@@ -96,7 +96,7 @@ function useTimeline(id) {
   return { timeline: history.current.timeline, hasMore: history.current.hasMore, loadOlder, ...state };
 }
 
-/** Return a conversation as the list has it; asked for by itself until that is there. */
+/** Return a conversation from the store, or from a request of its own until the store has it. */
 function useConversation(id) {
   const { conversations } = useStore();
   const asked = useLoaded(() => get(conversationPath(id)), [id]);
@@ -137,7 +137,7 @@ export function ConversationView({ id, part, words, settings }) {
   `;
 }
 
-/** Return what forks a conversation, up to an event or whole: once, however often nobody answers. */
+/** Return a function that forks a conversation, up to an event or whole. Retries use the same key, so that it forks once. */
 function useFork(conversation, onError) {
   const keys = useRef({});
   const isThere = useIsThere();
@@ -147,7 +147,7 @@ function useFork(conversation, onError) {
       const title = t("{0} (fork)", (conversation.title || t("Untitled")).slice(0, 180));
       const task = await post(`${conversationPath(conversation.id)}/fork`, { title, up_to_event_id: event }, key);
       store.tasks.set(task.id, task);
-      // Whoever has gone elsewhere meanwhile stays there.
+      // Do not redirect a user who has left the page meanwhile.
       if (isThere.current) go(`/start/${task.id}`);
     } catch (problem) {
       if (isRefusal(problem)) delete keys.current[event];
@@ -225,7 +225,7 @@ function Rename({ conversation, onClose }) {
   const [error, setError] = useState(null);
   const save = async () => {
     try {
-      // The agent may have named it since.
+      // Send the title only if it was edited: the agent may have changed it since.
       if (title.trim() !== was) await patch(conversationPath(conversation.id), { title: title.trim() });
       const own = labels.split(",").map((one) => one.trim()).filter(Boolean);
       await changeLabels(conversation, (now) => [...now.filter((one) => [PINNED, ARCHIVED].includes(one)), ...own]);
@@ -294,7 +294,7 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
   `;
 }
 
-/** The agent's plan, above what happened while there is something left to do. */
+/** The agent's plan, shown above the items until all its tasks are done. */
 function Plan({ tasks }) {
   const done = tasks.filter(({ status }) => status === "done").length;
   if (!tasks.length || done === tasks.length) return null;
@@ -303,7 +303,7 @@ function Plan({ tasks }) {
     <ul class="plan">${tasks.map((task) => html`<li class=${task.status}>${task.title}</li>`)}</ul></details>`;
 }
 
-/** Looks for words in what happened, and goes from one place to the next. */
+/** Searches the items for a text, and moves between the matches. */
 function Find({ items, words, onWords, onGo, onOpen, loadMore }) {
   const [at, setAt] = useState(0);
   const field = useRef(null);
@@ -312,11 +312,11 @@ function Find({ items, words, onWords, onGo, onOpen, loadMore }) {
     const wanted = words.toLowerCase();
     return wanted ? items.filter((item) => textOfItem(item).includes(wanted)) : [];
   }, [items, words]);
-  // What is not loaded yet may have the words: it is fetched part by part until something has.
+  // Without a match, load older events part by part until one is found.
   useEffect(() => {
     if (words && !found.length) loadMore?.();
   }, [words, found.length, items]);
-  // Whoever comes with words is brought to them.
+  // If the search was opened with a text, scroll to the last match.
   const isGiven = useRef(Boolean(words));
   useEffect(() => {
     if (!isGiven.current || !found.length) return;
@@ -378,7 +378,7 @@ function Confirmation({ conversation, timeline, attempt }) {
     await post(`${agentPath(conversation)}/events/respond_to_confirmation`, body);
     setReason("");
   });
-  // By way of the button, which cannot be pressed again until that is done.
+  // Click the button instead of calling `answer`: it ignores clicks while its request is pending.
   const onKey = (event) => event.key === "Enter" && !event.isComposing && !event.repeat && document.querySelector("button[data-key=reject]").click();
   return html`
     <section class="confirm" aria-label=${t("Confirmation")}>

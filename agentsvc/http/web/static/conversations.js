@@ -1,4 +1,4 @@
-// The list of conversations: search, state and cost, and those that are being started.
+// The list of conversations, with search, state and cost, and of starts in progress.
 import { conversationPath, get, getAll, patch, V1 } from "./api.js";
 import { needsYou } from "./attention.js";
 import { ago, conversationState, money } from "./format.js";
@@ -9,13 +9,13 @@ import { Icon, Pill, Problem, Spinner, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const SEARCH_WAIT_MS = 250;
-/** How many conversations the store lists; the search goes through all. */
+/** Number of conversations from which a notice says that older ones are found by searching, which covers all. */
 const MOST = 1000;
-/** Labels that say where a conversation is shown; all others are the user's own. */
+/** Labels that determine where a conversation is listed; all others are the user's own. */
 export const PINNED = "pinned";
 export const ARCHIVED = "archived";
 
-/** Return what the server finds for some words: {conversations, messages, error}, or null while nothing is searched for. */
+/** Return the server's search results, {conversations, messages, error}, or null if no text is searched for. */
 function useFound(words) {
   const [found, setFound] = useState(null);
   useEffect(() => {
@@ -43,19 +43,19 @@ function useFound(words) {
 
 let lastChange = Promise.resolve();
 
-/** Change the labels of a conversation: from those the server has now, since what is shown may be older. */
+/** Change a conversation's labels, based on those that the server has now, since the displayed ones may be outdated. */
 export function changeLabels(conversation, change) {
   const work = async () => {
     const [now] = await get(`${V1}/app-conversations?ids=${conversation.id}`);
     store.conversations.set(conversation.id, await patch(conversationPath(conversation.id), { labels: change(now.labels) }));
     store.tell();
   };
-  // One after the other, each with what the one before has left.
+  // Changes run one after the other, so that each is based on the result of the previous one.
   lastChange = lastChange.then(work, work);
   return lastChange;
 }
 
-/** Put a label on a conversation, or take it off. */
+/** Add a label to a conversation, or remove it if the conversation has it. */
 export const toggleLabel = (conversation, label) => {
   const isOn = conversation.labels.includes(label);
   return changeLabels(conversation, (labels) => [...labels.filter((one) => one !== label), ...(isOn ? [] : [label])]);
@@ -73,10 +73,10 @@ export function ConversationList({ route }) {
   const labels = [...new Set(known.flatMap(ownLabels))].sort((a, b) => a.localeCompare(b));
   if (known.some((one) => one.labels.includes(ARCHIVED))) labels.push(ARCHIVED);
   const chosen = labels.includes(label) ? label : "";
-  // What is archived is found by its words, and is shown where it needs the user.
+  // Archived conversations are listed in searches, under a label that they have, and if they need the user.
   const isShown = (one) => (chosen ? one.labels.includes(chosen) : words || needsYou(one) || !one.labels.includes(ARCHIVED));
   const shown = all.filter(isShown).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
-  // A start has no labels yet, and is found by its words.
+  // A start has no labels yet, and is searched by its title.
   const isWanted = (task) => task.status !== "READY" && !chosen && titleOfStart(task).toLowerCase().includes(words.trim().toLowerCase());
   const starting = [...tasks.values()].filter(isWanted).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
@@ -112,7 +112,7 @@ export function ConversationList({ route }) {
   `;
 }
 
-/** A text with the first place of some words in it marked. */
+/** A text with the first match of a search marked. */
 function Marked({ text, words }) {
   const at = text.toLowerCase().indexOf(words.toLowerCase());
   if (at < 0) return text;
@@ -121,7 +121,7 @@ function Marked({ text, words }) {
 
 const DAY_MS = 86_400_000;
 
-/** Return [name, conversations] for each group that has any: what needs the user, what is pinned, the rest by date. */
+/** Return [name, conversations] for each group that is not empty: those that need the user, pinned ones, the others by date. */
 function groupsOf(conversations) {
   const today = new Date().setHours(0, 0, 0, 0);
   const ages = [[t("Today"), today], [t("Yesterday"), today - DAY_MS], [t("Last 7 days"), today - 7 * DAY_MS], [t("Earlier"), -Infinity]];

@@ -1,4 +1,4 @@
-// What opens things to others: secrets, MCP servers, API keys, browsers, webhooks.
+// Credentials and access: secrets, MCP servers, API keys, logins, webhooks.
 import { findSettings, get, getAll, patch, post, remove, V1 } from "./api.js";
 import { ago, moment } from "./format.js";
 import { html, useState } from "./html.js";
@@ -41,7 +41,7 @@ export function SecretsSection() {
 
 const linesOf = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean);
 
-/** Return names and values out of lines; raises for a line that is not both. */
+/** Parse lines into an object of names and values; throws for a line without a name and the separator `mark`. */
 function pairsOf(text, mark) {
   return Object.fromEntries(linesOf(text).map((line) => {
     const at = line.indexOf(mark);
@@ -64,7 +64,7 @@ export function McpSection({ settings, save }) {
   const store = (change, done) => async () => {
     setError(null);
     try {
-      // All of them are replaced, and there may be others than are shown.
+      // The request replaces all servers, so start from those stored now: they may differ from the displayed ones.
       await save({ mcp_config: change((await findSettings())?.agent_settings?.mcp_config ?? {}) });
       done?.();
     } catch (problem) {
@@ -100,7 +100,7 @@ export function McpSection({ settings, save }) {
 const SCOPES = [["admin", t("Everything its user may do")], ["run", t("Everything except keys, users and the server")], ["read", t("Read only")]];
 const scopeOf = (key) => SCOPES.find(([value]) => value === key.scope)?.[1] ?? key.scope;
 
-/** The API keys at a path, and a form for another one. */
+/** The API keys at a path, and a form that creates another one. */
 export function Keys({ path, needs, whose = "" }) {
   const list = useList(() => get(path));
   const [form, field, clear] = useForm({ name: "", scope: "admin", begins: "", ends: "" });

@@ -1,5 +1,5 @@
-// Differences between two texts: lines with their numbers, the words that changed, and what is far from changes folded.
-// However many lines there are, only those near the visible part are elements.
+// Differences between two texts: numbered lines, marked words that changed, and folded lines that are far from changes.
+// A long diff has elements only for the lines near the visible part.
 import { coloured, useHighlighting } from "./code.js";
 import { html, useMemo, useRef, useState } from "./html.js";
 import { diffArrays, diffWordsWithSpace } from "./vendor/diff.js";
@@ -8,21 +8,21 @@ import { t } from "./words.js";
 const CONTEXT = 3;
 const MAX_EDITS = 10_000;
 const MAX_MS = 500;
-/** Longer diffs are drawn in part, in a box that scrolls. */
+/** Longer diffs are rendered in part, in a box that scrolls. */
 const MAX_ROWS = 300;
 const ROW_PX = 20;
 const MARGIN_ROWS = 30;
 const LONGEST_LINE = 2000;
-/** A line in which more words have changed has no words marked. */
+/** Options of the word diff: no words are marked in a line with more edits. */
 const MAX_WORD_EDITS = { maxEditLength: 60 };
 
 const linesOf = (text) => (text ? text.replace(/\n$/, "").split("\n") : []);
 
-/** Return the lines of two texts as {mark, text, before, after}: the mark is " ", "-" or "+", then the numbers of the line. */
+/** Return the lines of two texts as {mark, text, before, after}: mark is " ", "-" or "+", the others are line numbers or null. */
 export function diffLines(before, after) {
   const a = linesOf(before);
   const b = linesOf(after);
-  // What differs too much is shown as all old and then all new lines.
+  // Without a result within the limits, show all old lines and then all new ones.
   const parts = diffArrays(a, b, { maxEditLength: MAX_EDITS, timeout: MAX_MS })
     ?? [{ value: a, removed: true }, { value: b, added: true }];
   const rows = [];
@@ -38,7 +38,7 @@ export function diffLines(before, after) {
   return rows;
 }
 
-/** Put {gap} in place of lines that are far from any change, unless that gap is open. */
+/** Replace lines that are far from any change by {gap, count}, unless that gap is open. */
 function foldFar(rows, open) {
   const isNear = new Uint8Array(rows.length);
   rows.forEach(({ mark }, at) => {
@@ -59,7 +59,7 @@ function foldFar(rows, open) {
   return kept;
 }
 
-/** Return, by row, the line that a changed line was or became, where one follows the other. */
+/** Map each removed line to the added line that replaced it, and vice versa, if as many lines were added as removed. */
 function pairsOf(rows) {
   const pairs = new Map();
   for (let at = 0; at < rows.length; at += 1) {

@@ -1,4 +1,4 @@
-// Environments: set-ups that are done once, and copied into new sandboxes.
+// Environments: set-ups that run once, and whose files are copied into new sandboxes.
 import { get, patch, post, remove } from "./api.js";
 import { ago, bytes } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
@@ -17,7 +17,7 @@ const STATES = {
 const PROVIDERS = [["", t("Where it is found")], ["github", "GitHub"], ["gitlab", "GitLab"], ["forgejo", "Forgejo"], ["bitbucket", "Bitbucket"]];
 const EMPTY = { name: "", repository: "", provider: "", image: "", devcontainer: "auto", setup_script: "", maintenance_script: "" };
 
-/** Whether this server prepares environments; until it has said so, it does not. */
+/** Whether this server has environments; false until it has answered. */
 export const useHasEnvironments = () => Boolean(useLoaded(() => get(PATH)).value);
 
 const toForm = (one) => Object.fromEntries(Object.keys(EMPTY).map((name) => [name, one[name] ?? ""]));

@@ -1,4 +1,4 @@
-// How times, money, sizes and states are written.
+// Formatting of times, money, sizes and states.
 import { language, locale, t } from "./words.js";
 
 const UNITS = [
@@ -11,7 +11,7 @@ const UNITS = [
 const relative = new Intl.RelativeTimeFormat(locale, { numeric: "always", style: language === "en" ? "narrow" : "short" });
 const exact = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short" });
 
-/** Return when something was, as seen from now. */
+/** Return a time relative to now. */
 export function ago(text, now = Date.now()) {
   if (!text) return "";
   const seconds = (now - Date.parse(text)) / 1000;
@@ -23,10 +23,10 @@ export function ago(text, now = Date.now()) {
 
 const time = new Intl.DateTimeFormat(locale, { timeStyle: "medium" });
 
-/** What no browser takes for a time stays as it is written. */
+/** Format a time; return a text that the browser cannot parse unchanged. */
 const written = (format, text) => (Number.isNaN(Date.parse(text)) ? text : format.format(new Date(text)));
 
-/** Return the time of day of a moment. */
+/** Return the time of day, with seconds. */
 export const clock = (text) => written(time, text);
 
 export const moment = (text) => (text ? written(exact, text) : "");
@@ -41,13 +41,13 @@ export function count(number) {
   return number < 1e6 ? `${(number / 1e3).toFixed(1)}k` : `${(number / 1e6).toFixed(1)}M`;
 }
 
-/** Return a size as people write it. */
+/** Return a size with a binary unit, such as "12 MiB". */
 export function bytes(size) {
   const power = Math.min(Math.floor(Math.log2(Math.max(size, 1)) / 10), 4);
   return `${(size / 1024 ** power).toFixed(power > 2 ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
-/** Return how long something takes. */
+/** Return a duration in seconds, minutes or hours. */
 export function span(seconds) {
   const whole = Math.round(seconds);
   if (whole < 120) return `${whole} s`;
@@ -81,10 +81,10 @@ const SANDBOXES = {
   MISSING: [t("Gone"), "quiet"],
 };
 
-/** Return a word and a tone for what a sandbox does. */
+/** Return the label and tone for a sandbox status. */
 export const sandboxState = (status) => SANDBOXES[status] ?? [status, "quiet"];
 
-/** Return a word and a tone for what a conversation does. */
+/** Return the label and tone for the state of a conversation. */
 export function conversationState({ execution_status, sandbox_status, queued_messages }, run = execution_status) {
   if (queued_messages && !["PAUSED", "ERROR", "MISSING"].includes(sandbox_status) && run !== "waiting_for_confirmation") return [t("Queued"), "busy"];
   if (sandbox_status === "RUNNING" && RUNS[run]) return RUNS[run];
@@ -93,9 +93,9 @@ export function conversationState({ execution_status, sandbox_status, queued_mes
   return sandboxState(sandbox_status);
 }
 
-// Colours, titles and moves of the cursor, which mean nothing on a page.
+// Escape sequences for colours, titles and cursor movements, which have no meaning on a page.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])/g;
 const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f]/g;
 
-/** Return the text of a log without what is meant for terminals. */
+/** Return the text of a log without escape sequences and control characters, except tabs and line breaks. */
 export const plain = (text) => (text ?? "").replace(ESCAPES, "").replace(CONTROLS, "");

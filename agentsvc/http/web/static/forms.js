@@ -1,13 +1,13 @@
-// Forms made from a list of fields: only what was changed is saved.
+// Forms generated from a list of fields; only changed values are saved.
 import { html, useState } from "./html.js";
 import { changesOf } from "./store.js";
 import { Button, Field, Problem, SelectField, TextField, Toggle } from "./ui.js";
 import { t } from "./words.js";
 
 /**
- * Show fields `{key, label, hint, kind, options}` of some values, and save those that were changed. Kinds are
- * text, long, number, switch, select, secret and json; a secret shows only that there is one. What `onSave` brings is false
- * where the values could not be read anew.
+ * A form for fields `{key, label, hint, kind, options}`, which passes the changed values to `onSave`. Kinds are text, long,
+ * number, switch, select, secret and json; a secret shows only whether it is set. `onSave` resolves to false if the values
+ * were saved but could not be loaded again.
  */
 export function Form({ fields, values, onSave, label = t("Save"), needs = "run" }) {
   const [changes, setChanges] = useState({});
@@ -21,7 +21,7 @@ export function Form({ fields, values, onSave, label = t("Save"), needs = "run" 
       const parsed = Object.fromEntries(
         fields.filter(({ key }) => key in changes).map((field) => [field.key, parse(field, changes[field.key])]),
       );
-      // What was changed since is not saved, and while what is stored cannot be read, the fields are it.
+      // Keep edits made during the save; keep all of them if the stored values could not be loaded again.
       if ((await onSave(parsed)) !== false) setChanges((now) => changesOf(now, changes));
       setState({ isSaved: true });
     } catch (error) {
@@ -52,7 +52,7 @@ function shown({ kind }, value) {
 
 const isEmpty = (value) => typeof value === "object" && Object.keys(value).length === 0;
 
-/** Return what was typed as a number, null for nothing; raises for what is none. */
+/** Parse a number; return null for an empty text, throw for a text that is not a number. */
 export function toNumber(label, text) {
   if (!text.trim()) return null;
   const number = Number(text);
@@ -95,7 +95,7 @@ function Input({ field: { label, hint, kind, options, isSet }, value, onValue })
 
 const KINDS = { boolean: "switch", integer: "number", number: "number", array: "json", object: "json" };
 
-/** Return fields as the API's own schema describes them. */
+/** Return form fields for a section of the API's settings schema. */
 export function fromSchema(section) {
   return section.fields.map((field) => ({
     key: field.key,
@@ -106,12 +106,12 @@ export function fromSchema(section) {
   }));
 }
 
-/** Return nested values by the dotted names that a schema has for them. */
+/** Return nested values as an object with the dotted keys of the fields. */
 export function flatten(fields, nested) {
   return Object.fromEntries(fields.map(({ key }) => [key, key.split(".").reduce((value, name) => value?.[name], nested)]));
 }
 
-/** Return values by dotted names as the nested object they stand for. */
+/** Return values with dotted keys as a nested object. */
 export function nest(values) {
   const nested = {};
   for (const [key, value] of Object.entries(values)) {

@@ -1,14 +1,14 @@
-// Formulas: TeX between dollar signs, or \( \) and \[ \], shown as MathML by a library that is loaded with the first one.
+// Formulas: TeX between dollar signs, or \( \) and \[ \], rendered as MathML by a library that is loaded with the first one.
 import { html, useEffect, useRef } from "./html.js";
 
 const PATTERNS = [
   [/\$\$((?:[^$\\]|\\[\s\S]){1,2000}?)\$\$/y, true],
-  // Sums of money are none: the first sign has no space behind it, and the last one no digit.
+  // Not sums of money: the first sign has no space after it, and the last one no digit.
   [/\$(?![\s$])((?:[^$\\\n]|\\[^\n]){1,500}?)(?<!\s)\$(?!\d)/y, false],
   [/\\\(((?:(?!\\[()])[\s\S]){1,2000})\\\)/y, false],
   [/\\\[((?:(?!\\[[\]])[\s\S]){1,2000})\\\]/y, true],
 ];
-/** Brackets with a backslash before them may be meant as they are. */
+/** A formula must match this, because brackets with a backslash may be meant literally. */
 const IS_MATHS = /[\\^_=+*/<>\d-]|^\s*[a-zA-Z]\s*$/;
 
 let library = null;
@@ -19,17 +19,17 @@ export function Formula({ text, isBlock }) {
     let isThere = true;
     library ??= import("./vendor/katex.js");
     library.then(({ formula }) => isThere && box.current.replaceChildren(formula(text, isBlock))).catch(() => {
-      // What is no TeX stays as it was written.
+      // The text stays as it was written if it is not valid TeX, or if the library cannot be loaded.
     });
     return () => {
       isThere = false;
     };
   }, [text, isBlock]);
-  // Its own key: what the library has put into an element is not to be changed into another formula.
+  // A key per text, so that Preact replaces the element instead of updating content that the library has put into it.
   return html`<span class=${isBlock ? "formula block" : "formula"} ref=${box} key=${text}>${text}</span>`;
 }
 
-/** Have a parser of Markdown tell formulas, as tokens of the type `formula`. */
+/** Add a rule to a Markdown parser that produces tokens of the type `formula`. */
 export function readFormulas(parser) {
   parser.inline.ruler.before("escape", "formula", (state, silent) => {
     const sign = state.src[state.pos];

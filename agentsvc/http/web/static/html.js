@@ -1,4 +1,4 @@
-// What every view is made with: Preact's elements, written as templates.
+// The base of every view: Preact's elements, written as templates.
 import { createContext, h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 

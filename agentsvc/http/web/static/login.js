@@ -1,5 +1,5 @@
-// The page on which a browser logs in: with an API key, with a link, or by a provider, which sends the browser back here. It says whose
-// the link is, and who is logged in.
+// The login page: with an API key, with a link, or through a provider, which redirects the browser back here. It shows the
+// user of the link, and the user who is logged in.
 import { BASE, call, goBack, logIn, logOut, post, storedLogin, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { useLoaded } from "./store.js";
@@ -10,17 +10,17 @@ const given = new URLSearchParams(location.search);
 const token = given.get("token") ?? "";
 const invitation = given.get("invitation") ?? undefined;
 
-/** Where this tab keeps the sign-in that it has begun: who has made another begin has no part in it. */
+/** Key of the binding of a started sign-in in sessionStorage: a sign-in started elsewhere cannot be completed in this tab. */
 const BEGUN = `agentsvc-sign-in ${BASE.pathname}`;
 
-/** Go to a provider, which sends the browser back to this page. */
+/** Redirect to a provider, which redirects the browser back to this page. */
 async function goTo(provider) {
   const { url, binding } = await post(`${V1}/sign-in/attempts`, { provider, invitation });
   sessionStorage.setItem(BEGUN, binding);
   location.assign(url);
 }
 
-/** End the sign-in that a provider has sent the browser back from, if it has. */
+/** Complete a sign-in if a provider has redirected the browser back here. */
 async function comeBack(current) {
   const state = given.get("state");
   if (!state) return;
@@ -33,7 +33,7 @@ async function comeBack(current) {
   await begin({ state, code: given.get("code") ?? "", binding, iss: given.get("iss") }, current, `${V1}/sign-in`);
 }
 
-/** Return the name of who is logged in here, or an empty text. */
+/** Return the name of the user who is logged in, or "". */
 async function findCurrent() {
   if (!storedLogin()) return "";
   try {
@@ -44,7 +44,7 @@ async function findCurrent() {
   }
 }
 
-/** Begin a login instead of the one that there may be. */
+/** Log in, after logging out the current user if there is one, and return to the page that required the login. */
 async function begin(order, current, path) {
   if (current) await logOut();
   await logIn(order, path);

@@ -1,5 +1,5 @@
-// Markdown as elements. The library reads it and makes no markup: what is shown is made of the elements named here
-// only, so there is nothing to sanitise, and links lead to http, https and mailto only.
+// Markdown as elements. The library only parses it and produces no markup: only the elements named here are created, so
+// there is nothing to sanitise, and links lead to http, https and mailto only.
 import { Code } from "./code.js";
 import { Formula, readFormulas } from "./formula.js";
 import { h } from "./vendor/preact.js";
@@ -9,10 +9,10 @@ import { t } from "./words.js";
 
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
 const TASK = /^\[([ xX])\]\s+/;
-/** What comes after so many characters, or so many elements, is shown as it is written. */
+/** Limits on characters and elements; the text beyond them is shown without formatting. */
 const MAX_CHARS = 50_000;
 const MAX_ELEMENTS = 6000;
-/** A formula takes as long as so many elements. */
+/** The number of elements that a formula counts as. */
 const FORMULA_COST = 20;
 const TAGS = new Set("blockquote br del em hr li ol p strong table tbody td th thead tr ul".split(" "));
 
@@ -21,7 +21,7 @@ parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
 readFormulas(parser);
 parser.validateLink = (address) => SAFE_LINK.test(address);
 
-/** Return the elements that show a text. */
+/** Markdown, rendered as elements. */
 export function Markdown({ text }) {
   return useMemo(() => h("div", { class: "markdown" }, elements(text ?? "")), [text]);
 }
@@ -31,7 +31,7 @@ function elements(text) {
   return text.length > MAX_CHARS ? [...parts, h("p", { class: "pre" }, text.slice(MAX_CHARS))] : parts;
 }
 
-/** Return elements for a list of tokens, in which each element is a token that opens and one that closes it. */
+/** Return the elements for a flat list of tokens, in which an element has an opening and a closing token. */
 function nest(tokens, budget) {
   const root = { children: [] };
   const open = [root];
@@ -47,7 +47,7 @@ function nest(tokens, budget) {
 }
 
 function element(token, children, budget) {
-  // The paragraph of a short item of a list is its text only.
+  // The parser hides the paragraphs of a tight list: render only their content.
   if (token.hidden || (budget.left -= 1) < 0) return children;
   const { tag } = token;
   if (tag === "a") return [link(token.attrGet("href"), children)];
@@ -60,7 +60,7 @@ function element(token, children, budget) {
   return TAGS.has(tag) ? [h(tag, align && { class: `to-${align[1]}` }, children)] : children;
 }
 
-/** Return what is in an item of a list; the mark of a task is a box. */
+/** Return the content of a list item; the `[ ]` or `[x]` of a task becomes a box. */
 function item(children) {
   const [first, ...rest] = children;
   const task = typeof first === "string" ? TASK.exec(first) : null;

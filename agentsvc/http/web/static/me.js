@@ -1,10 +1,10 @@
-// Who is logged in, and what the role and the key they logged in with allow.
+// The user who is logged in, and the permissions of the user's role and of the key used to log in.
 import { get, keepFor } from "./api.js";
 import { t } from "./words.js";
 
 let me = { role: "viewer", scope: "read", name: "", id: "" };
 
-/** Ask the server who this is; everything else counts on it. */
+/** Load the current user, on which all permission checks depend. */
 export async function findMe() {
   const { role, scope, user_name, user_id } = await get("api/keys/current");
   me = { role, scope, name: user_name, id: user_id.replace(/-/g, "") };
@@ -16,7 +16,7 @@ export const myId = () => me.id;
 export const myName = () => me.name;
 export const isAdmin = () => me.role === "admin";
 
-/** Return why something is refused that needs `run`, `manage` or `admin`, or an empty text if it is not. */
+/** Return why an action that needs `run`, `manage` or `admin` is not permitted, or "" if it is. */
 export function refusal(needs) {
   if (!needs) return "";
   if (needs === "admin" && !isAdmin()) return t("This is for administrators.");

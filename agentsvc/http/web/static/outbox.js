@@ -1,5 +1,5 @@
-// Messages on their way to an agent: each is kept in the browser, shown at once, and sent once, until the conversation
-// has it.
+// Outgoing messages to an agent: each is stored in the browser, shown at once, and sent once, until it appears in the
+// conversation.
 import { conversationPath, isRefusal, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
 import { useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
 
@@ -8,7 +8,7 @@ export const TAKEN = "taken";
 export const FAILED = "failed";
 
 const NOT_DELIVERED = "MessageNotDelivered";
-/** By how much the clocks of the browser and of a sandbox may differ. */
+/** Maximum assumed difference between the clocks of the browser and of a sandbox. */
 const CLOCKS_MS = 60_000;
 const AGAIN_MS = 1000;
 
@@ -37,7 +37,7 @@ class Outbox {
     this.write(this.messages.filter((one) => one.key !== key));
   }
 
-  /** Keep a message and send it; `after` is the number of the last event before it, null while none is loaded. */
+  /** Store a message and send it; `after` is the number of the last event before it, null if the events are not loaded yet. */
   add(conversation, text, after, images) {
     const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, after };
     this.write([...this.messages, message]);
@@ -51,7 +51,7 @@ class Outbox {
     this.deliver(conversation, message);
   }
 
-  /** Send what was not sent, since the page was closed meanwhile: the server takes it once. */
+  /** Send the messages again whose sending was interrupted, such as by closing the page: the server accepts each once. */
   resume(conversation) {
     for (const message of this.messages) if (message.state === SENDING) this.deliver(conversation, message);
   }
@@ -67,30 +67,30 @@ class Outbox {
     };
     try {
       if (conversation.sandbox_status === "PAUSED") await post(`${V1}/sandboxes/${conversation.sandbox_id}/resume`);
-      // A key counts for one operation, so that a message that was queued once is queued again.
+      // An idempotency key is bound to one operation, so a message that was queued once has to be queued again.
       if (isQueued || conversation.sandbox_status !== "RUNNING") await queue();
       else await post(`${path}/send-message`, { role: "user", content }, key);
       this.change(key, { state: TAKEN });
     } catch (error) {
       if (error.code === "request_in_progress") {
-        // Another tab sends it, or did when it was closed: how that ends is asked for until it has.
+        // Another tab sends the message, or did when it was closed: retry until the outcome is known.
         setTimeout(() => this.messages.filter((one) => one.key === key && one.state === SENDING).forEach((one) => this.deliver(conversation, one)), AGAIN_MS);
         return;
       }
-      // What was refused may be sent anew; what else was not answered may have been taken, and keeps its key.
+      // A rejected message gets a new key to be sent anew; in other cases it may have been accepted, and keeps its key.
       this.change(key, { state: FAILED, error: error.message, ...(isRefusal(error) ? { key: newId() } : {}) });
     } finally {
       this.sending.delete(key);
     }
   }
 
-  /** Forget what the conversation has, and tell of what it says it cannot have. */
+  /** Drop the messages that have appeared in the conversation, and those that it reports as not delivered. */
   settle(items) {
     const { messages } = this;
     if (!messages.length) return;
     const refused = new Map(items.filter(({ title }) => title === NOT_DELIVERED).map((one) => [one.text.split("\nThe message was:\n")[1], one]));
     let left = messages.filter(({ text, state, at }) => state !== TAKEN || !(Date.parse(refused.get(text)?.at) > Date.parse(at)));
-    // Each event is of one message; of those with the same words, what the server has taken comes before what has failed.
+    // Each event matches one message; of messages with the same text, those the server accepted match before failed ones.
     for (const one of left.toSorted((a, b) => (a.state === FAILED) - (b.state === FAILED))) {
       const { key, text, after, at, used = [] } = left.find((other) => other.key === one.key);
       const told = items.find((item) => item.type === "user" && item.text === text && !used.includes(item.number)
@@ -101,7 +101,7 @@ class Outbox {
   }
 }
 
-/** Return the messages of a conversation that are on their way, and what can be done with them. */
+/** Return the outgoing messages of a conversation, and functions to send, retry and drop them. */
 export function useOutbox(conversation, timeline, isLoaded) {
   const [, redraw] = useState(0);
   const { id } = conversation;
@@ -110,7 +110,7 @@ export function useOutbox(conversation, timeline, isLoaded) {
   const now = useRef(conversation);
   now.current = conversation;
   useEffect(() => {
-    // Another tab may have been closed while it sent: whoever did that sees this one.
+    // Another tab may have been closed while it was sending: its user sees this one next.
     const resume = () => document.hidden || outbox.resume(now.current);
     outbox.resume(now.current);
     document.addEventListener("visibilitychange", resume);

@@ -1,4 +1,4 @@
-// Every action by its name, and the keys that do some of them.
+// The command palette, and the keyboard shortcuts.
 import { setTheme } from "./browser.js";
 import { html, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { isAdmin } from "./me.js";
@@ -18,12 +18,12 @@ const KEYS = [
   ["?", t("These keys")],
 ];
 
-/** What the buttons in the head of a conversation are called. */
+/** Labels of the buttons in the header of a conversation. */
 const HEAD_ACTIONS = [t("Find"), t("Pin"), t("Archive"), t("Rename"), t("Fork"), t("Download"), t("Delete")];
 
 const isTyping = ({ target }) => target.closest?.("input, textarea, select, [contenteditable], dialog, .xterm");
 
-/** Do what a key stands for, wherever nothing is typed; each has a mark on the element that it presses or goes to; events have marks, too. */
+/** Click a button or link, or focus another element. Selectors name the tag, because events have a `data-key`, too. */
 function press(selector) {
   const found = document.querySelector(selector);
   if (!found) return;
@@ -38,7 +38,7 @@ function actionsOf(route, conversations) {
     [t("New conversation"), () => go("/new")],
     ...(page === "c" ? HEAD_ACTIONS.map((name) => [t("This conversation: {0}", name.toLowerCase()), () => press(`.head-side [aria-label="${name}"]`)]) : []),
     ...parts.map(([name, part]) => [t("Show: {0}", name), () => go(`/c/${id}${part}`)]),
-    // Servers may be without these.
+    // Optional features of a server: listed only if the navigation has them.
     ...[[t("Attempts"), "/attempts"], [t("Automations"), "/automations"], [t("Environments"), "/environments"]]
       .filter(([, path]) => document.querySelector(`.nav a[href="#${path}"]`)).map(([name, path]) => [name, () => go(path)]),
     [t("Sandboxes"), () => go("/sandboxes")],
@@ -58,14 +58,14 @@ function actionsOf(route, conversations) {
 
 export function Palette({ route }) {
   const [open, setOpen] = useState("");
-  // Not later, when the page has been painted: what is seen heeds keys.
+  // Not useEffect, which runs after the paint: shortcuts must work as soon as the page is visible.
   useLayoutEffect(() => {
     const onKey = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
         return setOpen((old) => (old ? "" : "actions"));
       }
-      // A key that is held down is no further answer: what is asked next has not been read.
+      // Ignore a key that is held down: the user has not read the next confirmation yet.
       if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
       const what = { "?": () => setOpen("keys"), n: () => go("/new"), "/": () => press("input[data-key=search]"), f: () => press("button[data-key=find]"),
         m: () => press("textarea[data-key=message]"), a: () => press("button[data-key=confirm]"), r: () => press("input[data-key=reason]") }[event.key];

@@ -1,4 +1,4 @@
-// What administrators look after: users, their limits and keys.
+// Administration of users, with their limits and keys; and the usage of the current user.
 import { get, patch, post, put, remove, V1 } from "./api.js";
 import { UsageCharts } from "./charts.js";
 import { Keys } from "./credentials.js";
@@ -32,7 +32,7 @@ const USED = [
 
 const roleOf = ({ role }) => ROLES.find(([name]) => name === role)?.[1] ?? role;
 
-/** What was used, each beside its limit. */
+/** A user's usage, with the limit of each value. */
 export function Usage({ usage }) {
   return html`
     <dl class="usage">

@@ -1,4 +1,4 @@
-// A field with suggestions below it, which are chosen by mouse or keys; what is typed counts, too.
+// A text field with suggestions, chosen by mouse or keyboard; any other text is allowed, too.
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Field } from "./ui.js";
 import { t } from "./words.js";
@@ -6,8 +6,8 @@ import { t } from "./words.js";
 const WAIT_MS = 300;
 
 /**
- * Show a field; `find`, which is asked with what is typed once that has not changed for a moment, promises the
- * suggestions as {name, detail}. It is asked anew where one of `keys` changes, and first when the field gets the focus.
+ * A text field with suggestions. `find` gets the typed text, once it has not changed for a moment, and resolves to suggestions
+ * {name, detail}. It is called when the field gets the focus, and again when one of `keys` changes.
  */
 export function Picker({ label, hint, value, onValue, find, keys = [], placeholder }) {
   const [isOpen, setOpen] = useState(false);
@@ -21,7 +21,7 @@ export function Picker({ label, hint, value, onValue, find, keys = [], placehold
     let isCurrent = true;
     setState((old) => ({ ...old, isLoading: true }));
     const timer = setTimeout(async () => {
-      // They only help: who does not answer stands in the way of nothing.
+      // Suggestions are optional: the field still works if they cannot be loaded.
       const next = await find(query).then((found) => ({ found }), (error) => ({ found: [], error }));
       if (isCurrent) setState(next);
     }, query ? WAIT_MS : 0);

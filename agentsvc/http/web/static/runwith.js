@@ -1,11 +1,11 @@
-// What an agent runs with: the model, and what it asks about before it acts.
+// The model of an agent, and its confirmation mode.
 import { agentPath, conversationPath, get, post, V1 } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { useLoaded } from "./store.js";
 import { t } from "./words.js";
 
-/** The ways an agent may act, as the agent server has them. */
+/** Confirmation policies of the agent server, with labels. */
 const MODES = [
   ["NeverConfirm", t("Works on its own")],
   ["ConfirmRisky", t("Asks about risky steps")],
@@ -14,13 +14,13 @@ const MODES = [
 
 export const modelName = (model) => (model ?? "").split("/").at(-1);
 
-/** Return the saved models: [name, label] each. */
+/** Return the saved models, and the name of the active one. */
 export function useProfiles() {
   const { value } = useLoaded(() => get(`${V1}/settings/profiles`));
   return { profiles: value?.profiles ?? [], active: value?.active_profile ?? "" };
 }
 
-/** Return a choice, a way to say what it is, and one to choose: what is chosen is shown until all that is done is over. */
+/** Return a value, a setter for its actual state, and `choose`: the choice is shown while its work runs, reverted on failure. */
 function useChoice(first, attempt) {
   const [value, setValue] = useState(first);
   const known = useRef(first);
@@ -39,7 +39,7 @@ function useChoice(first, attempt) {
   return [value, know, choose];
 }
 
-/** The choices of a conversation whose sandbox runs. */
+/** Menus for the model and the confirmation mode of a conversation whose sandbox runs. */
 export function RunWith({ conversation, run, attempt }) {
   const { profiles } = useProfiles();
   const [chosen, , chooseModel] = useChoice("", attempt);

@@ -1,4 +1,4 @@
-// Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
+// Sandboxes, with their state, isolation, conversations and actions; and the specs.
 import { get, getAll, post, remove, V1 } from "./api.js";
 import { SandboxCharts } from "./charts.js";
 import { ago, bytes, conversationState, moment, plain, sandboxState, span } from "./format.js";
@@ -10,7 +10,7 @@ import { t } from "./words.js";
 const USAGE_MS = 10_000;
 const TAIL = 200;
 
-/** Return what each sandbox uses, by its id: it is measured now and then, and told only who asks. */
+/** Return the resource usage of sandboxes by id; polled, because the change stream does not report measurements. */
 function useUsage() {
   const { value, look } = useLoaded(() => getAll(`${V1}/sandboxes/search`));
   useEffect(() => {
@@ -71,7 +71,7 @@ export function SandboxesPage() {
   `;
 }
 
-/** A sandbox is called as what lives in it. */
+/** Return the name of a sandbox: the title of its first conversation, and the number of others. */
 function nameOf([first, ...others]) {
   if (!first) return t("Sandbox without a conversation");
   const title = first.title || t("Untitled");
@@ -122,7 +122,7 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
   `;
 }
 
-/** The last lines that a sandbox wrote, newest at the end. */
+/** The last lines of a sandbox's log, the newest at the end. */
 function Log({ id }) {
   const log = useLoaded(() => get(`${V1}/sandboxes/${id}/logs`, { tail: TAIL }), [id]);
   const lines = log.value?.lines;

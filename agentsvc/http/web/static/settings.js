@@ -1,4 +1,4 @@
-// The settings, in groups: a tab for each, which says what it is for.
+// The settings: a tab for each group.
 import { findSettings, get, getAll, post, put, remove, V1 } from "./api.js";
 import { ActivitySection } from "./audit.js";
 import { GithubAppSection } from "./automations.js";
@@ -44,7 +44,7 @@ export function SettingsPage({ section, settings, onSettings }) {
   `;
 }
 
-/** A group of settings with a heading and a sentence on what it is for. */
+/** A group of settings with a heading and an explanation. */
 export const Group = ({ title, hint, children }) => html`
   <section class="card group"><h2>${title}</h2>${hint && html`<p class="hint">${hint}</p>`}${children}</section>
 `;
@@ -93,7 +93,7 @@ function Profiles({ onSettings }) {
     }
   };
   const path = (one) => {
-    // Browsers take `..` for a step up, however it is written.
+    // Browsers resolve `.` and `..` in a path even if they are percent-encoded.
     if (/^\.{0,2}$/.test(one)) throw new Error(t("A name has 1 to 64 letters, digits, dots, underscores and hyphens, and is neither . nor .."));
     return `${V1}/settings/profiles/${encodeURIComponent(one)}`;
   };
@@ -152,7 +152,7 @@ function GitSection({ settings, save, onSettings }) {
   const [error, setError] = useState(null);
   const stored = settings.provider_tokens_set ?? {};
   const change = (name) => (value) => setForm((old) => ({ ...old, [name]: value }));
-  /** The whole set is replaced, as it is now; an empty token stands for the one that is stored. */
+  /** Replace all tokens, based on those stored now; an empty token keeps the stored one. */
   const store = async (changed) => {
     setError(null);
     try {

@@ -1,4 +1,4 @@
-// The first-run page: which model, and one real call that shows whether it answers.
+// The first-run page: choice of the model, and a test call that shows whether it responds.
 import { get, post, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { isAdmin } from "./me.js";
@@ -52,7 +52,7 @@ export function SetupPage({ settings, onSettings }) {
   `;
 }
 
-/** What came of asking the model; who cannot be asked from here may answer all the same. */
+/** The result of the test call. A model that this server cannot test may work nevertheless. */
 function Found({ found: { outcome, message, said, host }, onAgain }) {
   const [error, setError] = useState(null);
   const allow = () => post(`${V1}/model-hosts`, { host }).then(onAgain, setError);

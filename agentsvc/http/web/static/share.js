@@ -1,4 +1,4 @@
-// Links that show a conversation to whoever has them: made, copied and revoked; and the conversation as a file.
+// Share links, which show a conversation to anyone who has them: create, copy, revoke; and the conversation as a file.
 import { conversationPath, download, get, post, remove, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { useLoaded } from "./store.js";

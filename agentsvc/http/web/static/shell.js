@@ -1,5 +1,5 @@
-// A shell in a sandbox, on a terminal of its own. The agent server runs single commands only, so the shell's input and
-// output are two named pipes there: a command waits for what it prints, and others write what is typed.
+// A shell in a sandbox, in its own pseudo-terminal. The agent server runs only single commands, so the shell's input and
+// output are two named pipes in the sandbox: one command waits for output, and others write the typed text.
 import { post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Button, Problem } from "./ui.js";
@@ -14,7 +14,7 @@ const ENDED = 7;
 
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** Starts a shell, and prints where its pipes are. It ends when nobody reads for two minutes. */
+/** Return a command that starts a shell and prints its pipes' directory. The shell ends after two minutes without a read. */
 const start = (cols, rows) => `
 command -v script >/dev/null || { echo "This sandbox has no \\"script\\", which makes terminals (package bsdutils or util-linux)." >&2; exit 3; }
 d=$(mktemp -d /tmp/agentsvc-shell-XXXXXX) && mkfifo "$d/in" "$d/out" || exit 3
@@ -43,7 +43,7 @@ class Session {
     return post(this.path, body);
   }
 
-  /** Run a shell until it ends, and hand over what it prints. */
+  /** Run a shell until it ends, and pass its output to `print`. */
   async follow(cols, rows, print) {
     const { stdout, stderr, exit_code } = await this.run(start(cols, rows));
     if (exit_code) throw new Error(stderr?.trim() || t("The shell could not be started."));
@@ -58,7 +58,7 @@ class Session {
     }
   }
 
-  /** Write what is typed, what comes within a moment together, and all of it in order. */
+  /** Send typed text to the shell in order; text typed within a few milliseconds is sent together. */
   type(text) {
     const isFirst = !this.typed;
     this.typed += text;

@@ -1,4 +1,4 @@
-// Two views beside each other, with a line between them that is dragged or moved with the arrow keys.
+// Two views side by side, with a separator that is dragged or moved with the arrow keys.
 import { keep, kept } from "./api.js";
 import { html, useRef, useState } from "./html.js";
 import { t } from "./words.js";

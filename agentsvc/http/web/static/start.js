@@ -1,4 +1,4 @@
-// Starting a conversation: what to ask for, and how far the start has come.
+// Starting a conversation: the form, and the progress of the start.
 import { get, getAll, isRefusal, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
 import { STAGES, ago } from "./format.js";
@@ -26,15 +26,15 @@ export function NewConversation({ settings, onSettings }) {
   const isThere = useIsThere();
   const [error, setError] = useState(null);
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
-  // Another order has another key.
+  // A changed request needs a new idempotency key.
   const change = (name) => (value) => setForm((old) => ({ ...old, key: undefined, [name]: value }));
   useLayoutEffect(() => {
     if (!starting.current) keep(DRAFT, form);
   }, [form]);
-  // What another tab has started is not left here to be started again.
+  // Clear a draft that another tab has started, so that it is not started again here.
   useEffect(() => onKept((name, old) => name === DRAFT && kept(name) === null
     && setForm((now) => (asText(now) === asText(JSON.parse(old)) ? EMPTY : now))), []);
-  /** Start once, however often this is called meanwhile: what nobody answered is asked again with the same key. */
+  /** Send the start request. A retry after a missing response uses the same key, so that one conversation is started. */
   const begin = async () => {
     setError(null);
     const key = form.key ?? newId();
@@ -44,7 +44,7 @@ export function NewConversation({ settings, onSettings }) {
       const task = await post(`${V1}/app-conversations`, await toOrder(form, key), key);
       store.tasks.set(task.id, task);
       store.tell();
-      // Whoever has gone elsewhere meanwhile stays there, and keeps what was written since.
+      // Do not redirect a user who has left the page meanwhile, and keep a draft written since.
       if (kept(DRAFT)?.message === form.message) keep(DRAFT, null);
       if (isThere.current) go(`/start/${task.id}`);
     } catch (problem) {
@@ -90,7 +90,7 @@ export function NewConversation({ settings, onSettings }) {
 
 const OTHER = "other";
 
-/** The model in use, and the saved ones: whichever is chosen is that of the settings from then on. */
+/** A menu of the saved models; the chosen one becomes the model of the settings. */
 function Model({ settings, onSettings, onError }) {
   const { profiles, active } = useProfiles();
   const [chosen, setChosen] = useState(null);
@@ -107,7 +107,7 @@ function Model({ settings, onSettings, onError }) {
       onError(problem);
     }
   };
-  // A saved model may be called anything.
+  // Prefix saved models, which may have any name, to distinguish them from the other options.
   const options = [
     ...(active ? [] : [["", modelName(settings?.llm_model) || t("None so far")]]),
     ...profiles.map(({ name, model }) => [`=${name}`, model ? `${name} (${modelName(model)})` : name]),
@@ -116,7 +116,7 @@ function Model({ settings, onSettings, onError }) {
   return html`<${SelectField} label=${t("Model")} value=${chosen ?? (active ? `=${active}` : "")} onValue=${choose} options=${options} />`;
 }
 
-/** A spec is named by a sandbox that follows it. */
+/** Return the request body. A start cannot name a spec, so a sandbox of the chosen spec is created for it first. */
 async function toOrder({ message, repository, branch, spec, provider, mode }, key) {
   const order = { trigger: "gui" };
   if (mode) order.agent_type = mode;
@@ -157,10 +157,10 @@ function Repository({ form, change, providers }) {
   `;
 }
 
-/** Show what was asked for once in the form. The sandbox that was named for it has followed a spec. */
+/** Open the form with an earlier request. Its spec is that of the sandbox that the request named, if that still exists. */
 export async function askAgain(message, { selected_repository, selected_branch, git_provider, agent_type, sandbox_id }) {
   const sandbox = sandbox_id && (await get(`${V1}/sandboxes/${sandbox_id}`).catch(() => null));
-  // What is being written stays, and what is asked again is there once.
+  // Keep the current draft, but do not repeat the message in it.
   const draft = kept(DRAFT)?.message ?? "";
   const rest = `${draft}\n\n`.startsWith(`${message}\n\n`) ? draft.slice(message.length) : draft;
   keep(DRAFT, {

@@ -1,4 +1,4 @@
-// What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
+// The user's conversations, starts and sandboxes, kept up to date by one stream.
 import { getAll, isAbsence, onAnswer, V1 } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 import { followChanges } from "./stream.js";
@@ -14,16 +14,16 @@ class Store {
   isLoaded = false;
   isConnected = true;
   listeners = new Set();
-  /** What was told while the lists are asked for, which may be older. */
+  /** Changes that arrived while the lists were being loaded, which may be older. */
   meanwhile = [];
   loads = 0;
-  /** How often something was told. */
+  /** Number of notifications of the listeners so far. */
   version = 0;
 
   begin() {
     if (this.isBegun) return;
     this.isBegun = true;
-    // How long ago something was changes by itself.
+    // Relative times change without an event.
     setInterval(() => this.tell(), MINUTE_MS);
     followChanges(
       (type, data) => this.take(type, data),
@@ -34,7 +34,7 @@ class Store {
     );
   }
 
-  /** Changes are told from `ready` on; what was before is listed then, also after a lost connection. */
+  /** Process a message of the stream. It reports changes from `ready` on; the lists are loaded then, also after a reconnect. */
   async take(type, data) {
     if (type === "ready" || type === "resync") return this.load();
     if (this.loads) this.meanwhile.push([type, data]);
@@ -66,7 +66,7 @@ class Store {
       this.isLoaded = true;
       for (const [type, data] of this.meanwhile) this.put(type, data);
     } catch {
-      // Whatever came meanwhile is missing until this has worked out.
+      // Without the lists, earlier changes are missing: retry.
       setTimeout(() => this.load(), 2000);
     }
     this.loads -= 1;
@@ -77,7 +77,7 @@ class Store {
   tell() {
     if (this.isTelling) return;
     this.isTelling = true;
-    // Not by frames: a page in the background has none.
+    // Not requestAnimationFrame: a page in the background has no frames.
     setTimeout(() => {
       this.isTelling = false;
       this.version += 1;
@@ -90,13 +90,13 @@ const byId = (items) => new Map(items.map((item) => [item.id, item]));
 
 export const store = new Store();
 
-/** Have a view drawn anew whenever the store changes. */
+/** Return the store, and render the view again whenever it changes. */
 export function useStore() {
   const [, redraw] = useState(store.version);
   useEffect(() => {
     const listener = () => redraw(store.version);
     store.listeners.add(listener);
-    // It may have been told since this was drawn.
+    // The store may have changed since the view was rendered.
     listener();
     return () => store.listeners.delete(listener);
   }, []);
@@ -104,13 +104,13 @@ export function useStore() {
 }
 
 /**
- * Return what is listed, with a way to change it that shows what goes wrong and lists it anew; `done` is called when
- * that has come. With `refuse`, that gets what goes wrong, on pages so long that it would not be seen at the top.
+ * Return a loaded list, and `act`, which wraps an action: it shows the action's error, reloads the list after a success, and
+ * calls `done` if that succeeded, too. `refuse` gets the errors instead, on pages too long for an error at the top to be seen.
  */
 export function useList(load, refuse) {
   const list = useLoaded(load);
   const [error, setError] = useState(null);
-  // What could not be listed anew is shown as it was.
+  // If reloading fails, the previous list stays visible.
   const value = useRef();
   value.current = list.value ?? value.current;
   const fail = refuse ?? setError;
@@ -118,7 +118,7 @@ export function useList(load, refuse) {
     fail(null);
     try {
       await work();
-      // What is shown otherwise is as it was before: what was typed stays.
+      // If reloading fails, the displayed values are outdated: keep the typed text.
       if (await list.again()) done?.();
     } catch (problem) {
       fail(problem);
@@ -128,8 +128,8 @@ export function useList(load, refuse) {
 }
 
 /**
- * Return the values of a form, what a field of it is given, and a way to forget what was changed in it. What was not
- * changed is as it is stored, also when that changes, and what was changed since is not forgotten.
+ * Return the values of a form, a function that returns the props of a field, and one that discards edits. A field without edits
+ * follows its stored value; edits made since the render are not discarded.
  */
 export function useForm(stored) {
   const [changes, setChanges] = useState({});
@@ -139,13 +139,13 @@ export function useForm(stored) {
   return [form, field, clear];
 }
 
-/** Return which of some values are others than they were before. */
+/** Return the values that differ from the previous ones. */
 export const changesOf = (values, before) =>
   Object.fromEntries(Object.entries(values).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name])));
 
 /**
- * Return a value that some work brings, with what went wrong, and two ways to do it again: `again` tells whether it came,
- * and `look`, for what looks now and then, leaves what is under way alone.
+ * Run an async function; return its value, error and loading state, and two functions that run it again: `again` resolves to
+ * whether it succeeded, and `look`, for polling, does nothing while it is running.
  */
 export function useLoaded(work, keys = []) {
   const [state, setState] = useState({ isLoading: true });
@@ -171,8 +171,8 @@ export function useLoaded(work, keys = []) {
     }, (error) => {
       settle({ error });
       if (!isCurrent || !isAbsence(error)) return;
-      // That there is no server, or a proxy says so for it, is said until there is one: then it is asked again, later
-      // each time, since a proxy may lead to the server otherwise and say so of this for good.
+      // The server was not reached, or a proxy says so: load again when it responds, with a longer wait each time, because
+      // a proxy may forward other paths to the server and fail on this one permanently.
       const wait = Math.min(1000 * (2 ** absences.current - 1), LONGEST_WAIT_MS);
       absences.current += 1;
       const end = onAnswer(() => {

@@ -1,19 +1,19 @@
-// Following what happens at the server, over one WebSocket for all tabs of a browser: one of them has it and tells the
-// others, and another takes its place when it is closed. In it are the changes of the user's, and the events of each
-// conversation that a tab shows. It goes on where it was after a lost connection.
+// Server events, over one WebSocket for all tabs of a browser: one tab holds the connection and forwards messages to the
+// others; when it is closed, another tab takes over. The WebSocket carries the user's changes, and the events of each
+// conversation that a tab shows. It resumes after a lost connection.
 import { BASE, goToLogin, newId, storedLogin, url, V1 } from "./api.js";
 
 const HIDDEN_MS = 30_000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
-/** The code that the server closes with for who is not logged in any more. */
+/** The close code of the server for a login that is not valid any more. */
 const LOGGED_OUT = 4001;
 const NAME = `agentsvc ${BASE.pathname}`;
 const TAB = newId();
 
-/** The WebSocket of a browser; it has what its tabs follow told, also after a lost connection. */
+/** The WebSocket of a browser, with the subscriptions of its tabs; it reconnects and subscribes again. */
 class Connection {
-  /** What is followed, by the names of the streams; each goes on behind the last event that was told. */
+  /** Subscriptions by stream name; each resumes after the last event received. */
   orders = new Map();
   isReady = false;
   wait = FIRST_WAIT_MS;
@@ -55,7 +55,7 @@ class Connection {
     this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
   }
 
-  /** Try at once, if the next try is only waited for. */
+  /** Reconnect at once if it is waiting for the next attempt. */
   retry() {
     if (this.timer !== null) this.open();
   }
@@ -73,13 +73,13 @@ class Connection {
     if (this.orders.delete(stream)) this.say({ type: "unfollow", stream });
   }
 
-  /** Let go of what a tab followed that is closed. */
+  /** Cancel the subscriptions of a closed tab. */
   forget(tab) {
     for (const stream of this.orders.keys()) if (stream.startsWith(tab)) this.unfollow(stream);
   }
 }
 
-/** What this tab follows: by way of its own connection, or of that of another tab. */
+/** The subscriptions of this tab, through its own connection or that of another tab. */
 class Hub {
   streams = new Map();
   tabs = new Set();
@@ -93,11 +93,11 @@ class Hub {
   begin(onChange, onState) {
     this.onChange = onChange;
     this.onState = onState;
-    // Browsers have locks on secure origins only; elsewhere each tab has a connection.
+    // Browsers have locks in secure contexts only; elsewhere each tab has its own connection.
     if (!navigator.locks) return this.lead();
     this.channel = new BroadcastChannel(NAME);
     this.channel.onmessage = ({ data }) => this.heed(data);
-    // Held as long as this tab is there, so that the one with the connection knows when it is not.
+    // Held until this tab is closed, so that the tab with the connection notices that.
     navigator.locks.request(`${NAME} ${TAB}`, () => {
       this.isHeld = true;
       this.askForAll();
@@ -105,7 +105,7 @@ class Hub {
     });
     navigator.locks.query().then(({ held }) => {
       if (!held.some((one) => one.name === NAME)) return;
-      // What another tab is told is told here from now on: what is there is listed.
+      // The messages that another tab receives arrive here from now on: load the lists.
       this.onChange("ready", {});
       this.ask({ wants: "state" });
     });
@@ -125,7 +125,7 @@ class Hub {
     this.channel?.postMessage({ wants: "orders" });
   }
 
-  /** Ask the tab that has the connection; it would take one whose lock is not held yet for closed. */
+  /** Send a request to the tab with the connection, which considers a tab closed that does not hold its lock. */
   ask(request) {
     if (this.connection) this.serve(request);
     else if (this.isHeld || request.wants) this.channel?.postMessage(request);
@@ -135,7 +135,7 @@ class Hub {
     for (const stream of this.streams.values()) this.ask({ follow: stream.order, tab: TAB });
   }
 
-  /** Do what a tab asks for that has no connection. */
+  /** Process the request of a tab without a connection; cancel its subscriptions when it is closed. */
   serve({ follow, unfollow, wants, tab }) {
     if (follow) this.connection.follow(follow);
     else if (unfollow) this.connection.unfollow(unfollow);
@@ -158,7 +158,7 @@ class Hub {
     else if (this.connection) this.serve(told);
   }
 
-  /** Browsers slow down tabs that nobody sees: one that is seen asks for the connection in its own time. */
+  /** Report the connection state. Tabs without the connection request retries themselves, because browsers throttle hidden tabs. */
   note(isConnected) {
     this.onState(isConnected);
     clearTimeout(this.timer);
@@ -178,10 +178,10 @@ class Hub {
 
 const hub = new Hub();
 
-/** Follow what changes of the user's, from now on; `onChange` is told "ready" when it is to be listed. */
+/** Subscribe to the user's changes; `onChange` gets "ready" when the lists have to be loaded. */
 export const followChanges = (onChange, onState) => hub.begin(onChange, onState);
 
-/** The events of a conversation; a page nobody sees lets go of them after a while. */
+/** A subscription to the events of a conversation; suspended when the page has been hidden for a while. */
 export class Stream {
   constructor(id, onMessage, { isForHidden = false, after = null, latest = null } = {}) {
     this.id = id;
@@ -235,7 +235,7 @@ export class Stream {
   }
 }
 
-/** Return the events of a conversation from one number up to another, each with its number. */
+/** Return the events of a conversation between two numbers, inclusive, as [event, number]. */
 export function readEvents(id, from, to) {
   return new Promise((resolve) => {
     const found = [];

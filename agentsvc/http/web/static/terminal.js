@@ -1,4 +1,4 @@
-// The terminal of a conversation: what the agent's commands printed, and a shell of one's own in the sandbox.
+// The terminal of a conversation: the output of the agent's commands, and a shell for the user in the sandbox.
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { Shell } from "./shell.js";
@@ -11,7 +11,7 @@ const MAX_COMMANDS = 200;
 const MAX_CHARS = 100_000;
 const PROMPT = "\x1b[0m\x1b[1;34m$\x1b[0m ";
 
-/** Return the commands of an agent, with what came of each. */
+/** Return the agent's commands with their results. */
 function commandsOf(items) {
   return items.filter((item) => item.type === "tool" && COMMANDS.includes(item.action?.kind)).map(({ key, action, output, error, rejected }) => ({
     key, command: action.command ?? "", isOver: Boolean(output || error || rejected), place: output?.metadata?.working_dir,
@@ -19,7 +19,7 @@ function commandsOf(items) {
   }));
 }
 
-/** Return what a command looks like in a terminal: itself, and what it printed, the end of it if that is long. */
+/** Return the output of a command for a terminal, only the end of it if it is long, and a nonzero exit code. */
 function shownOutput({ text, exit }) {
   const left = text.length > MAX_CHARS ? t("… {0} characters before this\n{1}", text.length - MAX_CHARS, text.slice(-MAX_CHARS)) : text;
   const code = exit ? `\x1b[0m\x1b[31mexit code ${exit}\x1b[0m\n` : "";
@@ -47,7 +47,7 @@ export function Terminal({ conversation, sandbox, timeline }) {
 function AgentTerminal({ commands }) {
   const box = useRef(null);
   const [error, setError] = useState(null);
-  /** The last command, the one of the last line, and those that are not over. */
+  /** The last command written, the command of the last line, and the unfinished commands. */
   const shown = useRef({ terminal: null, last: null, line: null, open: new Set() }).current;
   const write = () => {
     const { terminal, open } = shown;
@@ -56,7 +56,7 @@ function AgentTerminal({ commands }) {
     const ended = commands.filter((one) => open.has(one.key) && one.isOver);
     const fresh = at < 0 ? commands.slice(-MAX_COMMANDS) : commands.slice(at + 1);
     for (const one of at < 0 ? fresh : [...ended, ...fresh]) {
-      // Of several that ran at once, each is there again with what it has printed.
+      // Concurrent commands are written again, with their output.
       if (one.key !== shown.line) terminal.write(`${PROMPT}${one.command}\n`);
       shown.line = one.key;
       if (one.isOver) terminal.write(shownOutput(one));

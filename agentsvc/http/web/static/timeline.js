@@ -1,9 +1,9 @@
-// What a conversation's events come to: the things that are shown, and the state it is in. No page is needed.
+// The items shown for a conversation's events, and its state. Needs no page (DOM).
 import { t } from "./words.js";
 
 const textOf = (content) => (content ?? []).map((part) => part.text ?? (part.image_urls ? "(image)" : "")).join("\n").trim();
 
-/** What a sandbox reports may have any form, also where a text or a number belongs. */
+/** Values from a sandbox may have any type, even if a string or number is expected. */
 const asText = (value) => (value == null || typeof value === "string" ? value : JSON.stringify(value));
 const asNumber = (value) => (Number.isFinite(value) ? value : 0);
 
@@ -18,10 +18,10 @@ const REFUSALS = {
   503: t("The model is not available now (503)."),
 };
 
-/** Agents run on UTC and do not say so; to a browser, a time without a zone is one of its own. */
+/** Agents send UTC times without a time zone; browsers would parse them as local time. */
 const inUtc = (time) => (/(?:Z|[+-]\d\d:?\d\d)$/i.test(time) ? time : `${time}Z`);
 
-/** Collects events, each once, in the order in which they come. */
+/** Collects events in the order of arrival, and ignores duplicates. */
 export class Timeline {
   items = [];
   run = null;
@@ -30,12 +30,12 @@ export class Timeline {
   budget = null;
   draft = "";
   draftThought = "";
-  /** The agent's last list of tasks. */
+  /** The agent's latest list of tasks. */
   plan = [];
   count = 0;
-  /** The number of the last event in its conversation, -1 before the first. */
+  /** The number of the last event in the conversation, -1 before the first. */
   last = -1;
-  /** How often and when the agent asks its model again; at first as its settings are by default. */
+  /** Settings for retries of model calls; the agent's defaults until it reports its own. */
   #retries = { num_retries: 5, retry_multiplier: 8, retry_min_wait: 8, retry_max_wait: 64 };
   #seen = new Set();
   #byAction = new Map();
@@ -51,7 +51,7 @@ export class Timeline {
     try {
       this[`on${event.kind}`]?.({ ...event, timestamp: inUtc(event.timestamp) }, number);
     } catch {
-      // A sandbox may report anything.
+      // Events from a sandbox may have any content.
     }
   }
 
@@ -60,19 +60,19 @@ export class Timeline {
     this.draftThought += reasoning_content ?? "";
   }
 
-  /** Go on with what another timeline has of what is being said. */
+  /** Copy the streamed answer of another timeline. */
   takeDraft({ draft, draftThought }) {
     this.draft = draft;
     this.draftThought = draftThought;
   }
 
-  /** Return the calls that wait to be confirmed. */
+  /** Return the tool calls that wait for confirmation, at most the last ten. */
   get waiting() {
     if (this.run !== "waiting_for_confirmation") return [];
     return this.items.filter((item) => item.type === "tool" && !item.output && !item.error && !item.rejected).slice(-10);
   }
 
-  /** Whether the last that happened is that somebody rejected what the agent asked for. */
+  /** Whether the last tool call or message is a tool call that was rejected. */
   get isRejected() {
     const last = this.items.findLast(({ type }) => ["tool", "user", "agent"].includes(type));
     return Boolean(last?.rejected);
@@ -169,7 +169,7 @@ export class Timeline {
     }
   }
 
-  /** The agent asks again by itself, each time later; refusals in a row are shown as one. */
+  /** The agent retries automatically, with increasing waits; consecutive refusals are shown as one item. */
   #noteRefusal({ status, message }, at) {
     this.#endDraft();
     const last = this.items.at(-1);
@@ -181,7 +181,7 @@ export class Timeline {
     this.items.push({ key: `refusal-${at}`, type: "refusal", label: t("The model does not answer"), text, at, times, status });
   }
 
-  /** What was told later may have come before: the state at a start is often reported after the run has begun. */
+  /** Set the state, unless the report is older than the last: the state at a start is often reported after the run has begun. */
   #learn(run, at) {
     if (!run || at < this.#runAt) return;
     this.run = run;
@@ -236,7 +236,7 @@ const LEAST_IN_GROUP = 3;
 const isStep = ({ type }) => type === "tool" || type === "thought";
 const isDone = ({ type, output, error, rejected }) => type !== "tool" || output || error || rejected;
 
-/** Put steps in a row that are done into groups; those that go on, and the last while the agent works, are left alone. */
+/** Group consecutive finished steps with at least three tool calls; the last steps stay as they are while the agent works. */
 export function grouped(items, isRunning) {
   const shown = [];
   for (let at = 0; at < items.length; at += 1) {
@@ -254,7 +254,7 @@ export function grouped(items, isRunning) {
   return shown;
 }
 
-/** Return what a group of steps did, such as "Ran 12 commands, edited 3 files, 41 s". */
+/** Return a summary of a group of steps, such as "Ran 12 commands, edited 3 files, 41 s". */
 function groupLabel(steps) {
   const tools = steps.filter(({ type }) => type === "tool");
   const commands = tools.filter(({ action }) => COMMANDS.includes(action?.kind)).length;

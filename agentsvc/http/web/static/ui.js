@@ -1,4 +1,4 @@
-// The parts that views are made of: buttons, fields, icons, messages, dialogs.
+// Shared components: buttons, fields, icons, messages, dialogs.
 import { onAnswer } from "./api.js";
 import { html, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
@@ -49,7 +49,7 @@ export const Icon = ({ name }) => html`
   <svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>
 `;
 
-/** Return a reference that is true as long as the view is there that has asked for it. */
+/** Return a ref that is true while the component is mounted. */
 export function useIsThere() {
   const isThere = useRef(true);
   useEffect(() => () => {
@@ -59,8 +59,8 @@ export function useIsThere() {
 }
 
 /**
- * A button; its work may be a promise, and it cannot be pressed again until that is done, but keeps the focus. One that
- * needs what the role or key does not allow says so, and cannot be pressed at all.
+ * A button. While the promise of its `onPress` is pending, it ignores clicks but keeps the focus. If the role or key does not
+ * permit what it `needs`, it is disabled, with the reason as its title.
  */
 export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, children, ...rest }) {
   const [isBusy, setBusy] = useState(false);
@@ -102,7 +102,7 @@ export const Pill = ({ state: [word, tone] }) => html`<span class="pill status $
 
 export const Spinner = ({ label = t("Loading") }) => html`<p class="spinner" role="status">${label}</p>`;
 
-/** What went wrong, and what to do about it. That the server does not answer is shown until it does. */
+/** An error message, with a retry button if there is `onAgain`. An `unreachable` error disappears when the server responds. */
 export function Problem({ error, title, onAgain }) {
   const [over, setOver] = useState(null);
   const isUnreachable = error?.status === 0;
@@ -122,14 +122,14 @@ export function Problem({ error, title, onAgain }) {
 
 const TOLD = "agentsvc-problem";
 
-/** Say what went wrong in work whose place on the page is not there any more, or is too small for it. */
+/** Show an error in a notice over the page, if its component is gone or has no space for it; null closes the notice. */
 export const tell = (error) => dispatchEvent(new CustomEvent(TOLD, { detail: error }));
 
-/** The last problem that was told, until it is closed. */
+/** The notice with the last error, until it is closed or the route changes. */
 export function Told() {
   const [error, setError] = useState(null);
   const route = useRoute();
-  // It lies over what is at the top of the page, and is about the one before.
+  // The notice covers the top of the page, and concerns the previous page.
   useEffect(() => setError(null), [route]);
   useEffect(() => {
     const heed = ({ detail }) => setError(detail);
@@ -140,7 +140,7 @@ export function Told() {
     <${Button} kind="bare" icon="cross" isIcon label=${t("Close")} onPress=${() => setError(null)} /></div>`;
 }
 
-/** What is inside, or a line where that cannot be shown: what a sandbox reports may have any form. */
+/** The children, or a note if they cannot be rendered: data from a sandbox may have any form. */
 export function Guarded({ children }) {
   const [error] = useErrorBoundary();
   return error ? html`<p class="note"><span>${t("This cannot be shown")}</span></p>` : children;
@@ -148,7 +148,7 @@ export function Guarded({ children }) {
 
 let nextId = 0;
 
-/** A labelled field with its explanation; what is inside gets the id of the label. */
+/** A labelled field with an explanation; `children` gets the ids that connect the input to them. */
 export function Field({ label, hint, children }) {
   const id = useRef(`field-${(nextId += 1)}`).current;
   return html`
@@ -166,7 +166,7 @@ export const TextField = ({ label, hint, value, onValue, ...rest }) => html`
   <//>
 `;
 
-/** A field for a time, whose year has four digits: browsers take six, which no time has. */
+/** A field for a date and time, with a four-digit year: browsers allow six digits by default. */
 export const TimeField = (props) => html`<${TextField} type="datetime-local" max="9999-12-31T23:59" ...${props} />`;
 
 export const SelectField = ({ label, hint, value, onValue, options, ...rest }) => html`
@@ -179,7 +179,7 @@ export const SelectField = ({ label, hint, value, onValue, options, ...rest }) =
   <//>
 `;
 
-/** A switch; it shows what was chosen until the work that is done for it is over. */
+/** A switch; it shows the new state until the work of `onValue` is done. */
 export function Toggle({ label, hint, value, onValue, needs }) {
   const [chosen, setChosen] = useState(null);
   const running = useRef(0);
@@ -202,7 +202,7 @@ export function Toggle({ label, hint, value, onValue, needs }) {
   `;
 }
 
-/** A dialog over the page; Escape closes it, and the focus goes back to where it was. */
+/** A modal dialog; Escape closes it, and the focus returns to the previous element. */
 export function Dialog({ title, onClose, children }) {
   const ref = useRef(null);
   const isThere = useRef(true);
@@ -210,7 +210,7 @@ export function Dialog({ title, onClose, children }) {
     const dialog = ref.current;
     dialog.showModal();
     return () => {
-      // That it is closed is told later, when it may be open anew.
+      // The close event is dispatched later, when the dialog may have been opened again: ignore it.
       isThere.current = false;
       dialog.close();
     };
@@ -223,7 +223,7 @@ export function Dialog({ title, onClose, children }) {
   `;
 }
 
-/** A question before something that cannot be undone; `doing` is shown while that is done, if it takes long. */
+/** A confirmation of an action that cannot be undone; `doing`, for slow actions, is shown while it runs. */
 export function Question({ title, text, action, doing, onYes, onClose }) {
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
@@ -259,7 +259,7 @@ const COPIES = {
   failed: ["warn", t("Not copied: select the text")],
 };
 
-/** Copy a text, and say whether that was done. Browsers have a clipboard on secure origins only. */
+/** Copy a text; return whether that succeeded. Browsers have `navigator.clipboard` in secure contexts only. */
 async function copyText(text) {
   const put = (event) => {
     event.clipboardData.setData("text/plain", text);
@@ -287,10 +287,10 @@ export function Copy({ text }) {
   return html`<${Button} kind="bare" icon=${icon} isIcon label=${label} onPress=${copy} />`;
 }
 
-/** A text to copy, such as a key that is shown once. */
+/** A text with a copy button, such as a key that is shown once. */
 export const Copyable = ({ text }) => html`<div class="copyable"><code>${text}</code><${Copy} text=${text} /></div>`;
 
-/** What is shown once, such as a new key: it comes into sight, and is read out. */
+/** A value that is shown once, such as a new key: it is focused, scrolled into view, and read out by screen readers. */
 export function Once({ title, text }) {
   const ref = useRef(null);
   useEffect(() => {
@@ -304,7 +304,7 @@ export const Empty = ({ icon, title, children }) => html`
   <div class="empty"><${Icon} name=${icon} /><h2>${title}</h2><p>${children}</p></div>
 `;
 
-/** The head of a page: its name, what is beside it, and on a phone the way back. */
+/** The header of a page: title, controls, and on phones a back link. */
 export const Head = ({ title, back = "#/", children }) => html`
   <header class="head">
     <a class="button only-icon back" href=${back} aria-label=${t("Back")}><${Icon} name="back" /></a>
@@ -313,13 +313,13 @@ export const Head = ({ title, back = "#/", children }) => html`
   </header>
 `;
 
-/** Return the part of the address behind #, and have the view drawn anew when it changes. */
+/** Return the part of the URL after #, and render the view again when it changes. */
 export function useRoute() {
   const [route, setRoute] = useState(location.hash.slice(1) || "/");
   useEffect(() => {
     const change = () => setRoute(location.hash.slice(1) || "/");
     addEventListener("hashchange", change);
-    // It may have changed since the first drawing.
+    // The route may have changed since the first render.
     change();
     return () => removeEventListener("hashchange", change);
   }, []);

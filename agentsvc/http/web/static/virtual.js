@@ -1,4 +1,4 @@
-// A list that has elements only for what is near the visible part, however long it is.
+// A list with elements only for the items near the visible part.
 import { html, useCallback, useLayoutEffect, useRef, useState } from "./html.js";
 import { t } from "./words.js";
 
@@ -6,10 +6,10 @@ const GUESS = 96;
 const MARGIN = 800;
 const AT_END = 60;
 const NEAR_TOP = 1500;
-/** Whether the browser itself keeps in place what is read, whatever changes above it. */
+/** Whether the browser supports scroll anchoring, which keeps the visible content in place when content above it changes. */
 const HAS_ANCHORS = CSS.supports("overflow-anchor", "auto");
 
-/** Knows how high each item is, measured or guessed, and so where it begins. */
+/** Heights of the items, measured or estimated, and the offsets that follow from them. */
 class Heights {
   measured = new Map();
   offsets = [0];
@@ -20,7 +20,7 @@ class Heights {
     this.offsets = offsets;
   }
 
-  /** Return the item that is at some height. */
+  /** Return the index of the item at an offset. */
   at(height) {
     let low = 0;
     let high = this.offsets.length - 2;
@@ -38,9 +38,9 @@ class Heights {
 }
 
 /**
- * Show items, each with a `key`. Who is at the end stays there as items are added; who reads further up
- * stays where they are. `goTo`, a reference, gets what brings the item of a key into sight. With
- * `loadAbove` there are items before the first: it is called when that comes near, and promises that they are there.
+ * Show items, each with a `key`. At the end, the list follows added items; further up, it keeps its position. `goTo`, a ref,
+ * is set to a function that scrolls to the item of a key. `loadAbove` loads items before the first: it is called when that
+ * comes near, and returns a promise.
  */
 export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
   const box = useRef(null);
@@ -72,7 +72,7 @@ export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
       seen.current.isLetGo = true;
       box.current.scrollTop = Math.max(0, heights.offsets[at] - 40);
       redraw((count) => count + 1);
-      // What comes into sight is measured, and may move it.
+      // Items are measured when they become visible, which may move the target.
       setTimeout(() => box.current?.querySelector(`[data-key="${CSS.escape(key)}"]`)?.scrollIntoView({ block: "center" }), 120);
     };
   }
@@ -103,7 +103,7 @@ export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
     isAtEnd.current = true;
     seen.current.isLetGo = false;
   };
-  /** Whoever moves up is not taken back to the end. */
+  /** Stop following the end when the user scrolls up. */
   const letGo = () => {
     if (box.current.scrollHeight <= box.current.clientHeight) return;
     isAtEnd.current = false;
@@ -112,7 +112,7 @@ export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
   const onKey = (event) => {
     if (event.target !== box.current) return;
     if (["Home", "PageUp", "ArrowUp"].includes(event.key)) letGo();
-    // The way there is long: nobody wants to see all of it go by.
+    // Jump, without the browser's animated scrolling over a long list.
     if (event.key === "Home") box.current.scrollTop = 0;
     else if (event.key === "End") toEnd();
     else return;
@@ -121,7 +121,7 @@ export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     const isNearEnd = scrollHeight - scrollTop - clientHeight < AT_END;
-    // What has become lower may move the list up, too.
+    // The list also moves up when its content becomes shorter.
     const isMovedUp = scrollTop < seen.current.top && scrollHeight >= seen.current.height;
     if (isMovedUp) isAtEnd.current &&= isNearEnd && !seen.current.isLetGo;
     else if (isNearEnd && scrollTop >= seen.current.top) hold();
@@ -138,7 +138,7 @@ export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
   useLayoutEffect(() => {
     if (!loadAbove || isAsked.current || !isNearTop()) return;
     isAsked.current = isOlder.current = true;
-    // What is read stays where it is: its distance to the end is the same, also where the browser has no anchors.
+    // The position is kept as the distance to the end (below), also in browsers without scroll anchoring.
     loadAbove().finally(() => {
       isAsked.current = false;
     });

@@ -1,4 +1,4 @@
-// What is in a conversation's sandbox: files, changes since the last commit, and ports.
+// The contents of a conversation's sandbox: files, changes since the last commit, and ports.
 import { conversationPath, get } from "./api.js";
 import { Diff } from "./diff.js";
 import { html, useState } from "./html.js";
@@ -30,10 +30,10 @@ export function Changes({ conversation, onComment }) {
   `;
 }
 
-/** With more files than this, folders are closed at first. */
+/** With more changed files than this, folders are closed at first. */
 const MAX_OPEN = 60;
 
-/** Return files with a `path` as a tree of {name, files, folders}; folders with nothing but one folder are one with it. */
+/** Return files with a `path` as a tree of {name, files, folders, count}; a folder with nothing but a folder is merged with it. */
 function toTree(files) {
   const root = { name: "", files: [], folders: new Map() };
   for (const file of files) {
@@ -74,7 +74,7 @@ function Folder({ folder, isOpen, show }) {
 
 function FileDiff({ conversation, path, list, onComment }) {
   const diff = useLoaded(() => get(`${conversationPath(conversation.id)}/git/diff`, { path }), [path, list]);
-  // Files that are no text, or too large, are refused or come without any text on both sides.
+  // Binary and large files are rejected, or come without text on both sides.
   if (diff.error && ![400, 422, 502].includes(diff.error.status)) return html`<${Problem} error=${diff.error} />`;
   if (diff.isLoading) return html`<${Spinner} />`;
   if (diff.error || (diff.value.original ?? "") === (diff.value.modified ?? "")) {
@@ -91,7 +91,7 @@ export function Files({ conversation }) {
   const list = useLoaded(async () => [folder, isAwake ? await get(`${conversationPath(conversation.id)}/files`, { path: folder || "." }) : []], [isAwake, folder]);
   if (!isAwake) return html`<${Asleep} />`;
   if (file !== null) return html`<${FileView} conversation=${conversation} path=${file} onBack=${() => setFile(null)} />`;
-  // Those of the folder before are not in this one.
+  // Ignore the entries of the previous folder while this one is loaded.
   const entries = list.value?.[0] === folder && toEntries(list.value[1]);
   return html`
     <div class="bar">
@@ -113,7 +113,7 @@ export function Files({ conversation }) {
   `;
 }
 
-/** Return what is directly in a folder, folders first; the server may name what is further below, too. */
+/** Return the direct entries of a folder, folders first; the server may also list files in its subfolders. */
 function toEntries(paths) {
   const entries = new Map();
   for (const path of paths) {
@@ -152,7 +152,7 @@ export function Ports({ conversation, sandbox }) {
 
 const label = (name) => (name === "VSCODE" ? t("Editor") : name.replace(/_/g, " ").toLowerCase().replace(/^./, (c) => c.toUpperCase()));
 
-/** A page that is gone to does not say who is logged in; the sandbox's own key opens it. */
+/** Return a URL with the sandbox's session key: a link does not send the page token. */
 function opened(target, sandbox) {
   const found = new URL(target, location.href);
   if (sandbox?.session_api_key) found.searchParams.set("session_api_key", sandbox.session_api_key);

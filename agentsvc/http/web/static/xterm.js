@@ -1,4 +1,4 @@
-// The terminal of the library on a page that allows no inline styles: they are set as objects instead.
+// xterm.js on a page whose content security policy forbids inline styles: styles are set through objects instead.
 
 let loaded = null;
 
@@ -17,7 +17,7 @@ export function loadTerminal() {
   return loaded;
 }
 
-/** Return what looks like an element with a style sheet in it, and is one that the document has adopted. */
+/** Return a substitute for a style element: its text becomes a style sheet that the document adopts. */
 function makeStyle() {
   const element = document.createElement("span");
   const sheet = new CSSStyleSheet();
@@ -41,7 +41,7 @@ function makeElement(name) {
   return element;
 }
 
-/** The document, but for the elements it makes. */
+/** The document, except that the elements it creates accept styles under the policy. */
 const documentOverride = new Proxy(document, {
   get(target, name) {
     if (name === "createElement") return makeElement;
@@ -62,7 +62,7 @@ const COLOURS = {
   },
 };
 
-/** Open a terminal in an element, as large as that is; return it with what ends it. */
+/** Open a terminal that fills an element; return it with a function that closes it. */
 export async function openTerminal(element, options, onResize = () => {}) {
   const { Terminal, FitAddon } = await loadTerminal();
   const scheme = getComputedStyle(element).colorScheme;
@@ -76,7 +76,7 @@ export async function openTerminal(element, options, onResize = () => {}) {
   terminal.open(element);
   fit.fit();
   let frame = 0;
-  // In a frame of its own: what is fitted may change what is observed.
+  // In a separate frame, because fitting may resize the observed element.
   const observer = new ResizeObserver(() => {
     cancelAnimationFrame(frame);
     frame = requestAnimationFrame(() => {
