@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 CODE: Final = ("agentsvc", "plugins")
 
-MAX_LINES: Final = 72_695
+MAX_LINES: Final = 72_689
 """Lines of code without blank lines, comments and docstrings. The aim is 40,000: only a new feature may raise it."""
 MAX_PACKAGES: Final = 16
 MAX_MODULES: Final = 4
