@@ -259,5 +259,5 @@ def decode_cursor(page_id: str, *shape: type) -> tuple[Any, ...]:
         type(part) is kind for part, kind in zip(parts, shape, strict=True)
     )
     if not fits or any(isinstance(part, int) and abs(part) > MAX_INT for part in parts):
-        raise InvalidRequest("page_id is not a cursor of this list", loc=("query", "page_id"))
+        raise InvalidRequest("page_id is not a valid `next_page_id`", loc=("query", "page_id"))
     return tuple(parts)

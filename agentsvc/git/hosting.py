@@ -336,4 +336,4 @@ def next_number(cursor: str | None) -> str | None:
 
 def bad_cursor() -> InvalidRequest:
     """Return the error for an invalid cursor."""
-    return InvalidRequest("page_id is not a cursor of this list", loc=CURSOR_LOC)
+    return InvalidRequest("page_id is not a valid `next_page_id`", loc=CURSOR_LOC)

@@ -74,8 +74,9 @@ def test_containers_of_the_server_have_no_rights_and_share_its_data() -> None:
 
 def test_the_commands_that_alerts_name_are_there() -> None:
     text = printed("show", "alerts.yaml")
-    named = re.findall(r"agentsvc ((?:[a-z]+ )?[a-z]+)(?: says| shows| looks| --)", text)
-    assert "plugins list" in named
+    after = " (?:--|checks|for|revokes|shows)"
+    named = re.findall(rf"agentsvc ((?:[a-z]+ )?[a-z]+){after}", text)
+    assert {"plugins list", "db check", "keys revoke", "prune"} <= set(named)
     for words in named:
         result = CliRunner().invoke(cli, [*words.split(), "--help"])
         assert result.exit_code == 0, words
