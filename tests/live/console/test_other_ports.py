@@ -246,7 +246,8 @@ async def _who(page: Page) -> str:
     return str(
         await page.evaluate(
             """async () => {
-              const headers = {'X-Agentsvc-Login': Object.values(localStorage)[0]};
+              const key = Object.keys(localStorage).find((one) => one.startsWith('agentsvc-login'));
+              const headers = {'X-Agentsvc-Login': localStorage.getItem(key)};
               return (await (await fetch('api/keys/current', {headers})).json()).user_name;
             }"""
         )
