@@ -111,6 +111,7 @@ async def test_a_terminal_that_could_not_be_loaded_is_asked_for_again(
     await page.goto(f"{client.base_url}/#/c/{conversation_id}/terminal")
     await expect(page.get_by_role("alert")).to_be_visible()
     await page.goto(f"{client.base_url}/#/c/{conversation_id}/files")
+    await expect(page.get_by_role("alert")).to_be_hidden()
     await page.goto(f"{client.base_url}/#/c/{conversation_id}/terminal")
     await expect(page.locator(".terminal-box .xterm")).to_be_visible()
     forgive_lost_answers(quick_console)
