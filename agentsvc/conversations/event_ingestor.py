@@ -436,9 +436,9 @@ def error_event(code: str, detail: str) -> bytes:
     return _own_event("ConversationErrorEvent", code=code, detail=detail)
 
 
-def state_request_event(wish: str) -> bytes:
+def state_request_event(state: str) -> bytes:
     """Return an event of the server itself that records what the agent was asked to do."""
-    return _own_event(STATE_KIND, key=STATE_REQUEST_KEY, value=wish)
+    return _own_event(STATE_KIND, key=STATE_REQUEST_KEY, value=state)
 
 
 def refusal_event(status: int, message: str) -> bytes:

@@ -117,13 +117,13 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         kind: PendingKind,
         *,
         reason: str = "",
-        wish: str = "",
+        state: str = "",
     ) -> None:
         """Answer a confirmation request of the agent, stop it or run it; stored before delivery.
 
-        An answer is for the actions that wait for confirmation now. `wish` is stored with it as
-        an event in the history. Raises as `send`, and Conflict if the agent runs already or does
-        not wait for such an answer any more.
+        An answer is for the actions that wait for confirmation now. The `state` that a V0 client
+        requested is stored with it as an event in the history. Raises as `send`, and Conflict if
+        the agent runs already or does not wait for such an answer any more.
         """
         if kind in _SPENDING:
             await check_spend(self.stores.db, user_id)
@@ -131,7 +131,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         agent = self.conversations.require_agent(view)
         about = await pending_actions(agent, conversation_id) if kind in ANSWERS else ()
         pending = _new(view, kind, message_of(reason), run=kind in _SPENDING, about=about)
-        await self._store_and_wait(view, pending, [state_request_event(wish)] if wish else [])
+        await self._store_and_wait(view, pending, [state_request_event(state)] if state else [])
 
     async def roll_back(
         self, user_id: str, conversation_id: str, checkpoint_id: str, message: Message

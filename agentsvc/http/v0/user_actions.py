@@ -113,7 +113,7 @@ async def perform(
     if isinstance(action, Message):
         await pending.send(user_id, conversation_id, action, run=True)
     else:
-        await pending.tell(user_id, conversation_id, REQUESTED_STATES[action], wish=action)
+        await pending.tell(user_id, conversation_id, REQUESTED_STATES[action], state=action)
 
 
 def _to_message(args: MessageArgs) -> Message:
